@@ -86,8 +86,11 @@ class Tenant:
 class Keeper:
     """The thread that measures, and pauses or opens: share.c."""
 
-    def __init__(self, tenant: Tenant, budget: a.Budget, stays: Sequence[tuple[int, int, int]]) -> None:
-        self.tenant, self.budget = tenant, budget
+    def __init__(self, tenants: Sequence[Tenant], number: int, budget: a.Budget, stays: Sequence[tuple[int, int, int]]):
+        self.tenant, self.budget = tenants[number], budget
+        tenant = self.tenant
+        self.of_job = {t.number for t in tenants if tenant.job and t.job == tenant.job} | {number}
+        self.costed, self.pause_ns = 0, 0  # stays that were looked at, and a pause that is not paid for
         self.stays, self.stays_told = stays, 0
         self.between: list[tuple[int, bool]] = []  # of the others' stays since the own one: length, left much
         self.own_stay = FOREVER
@@ -137,13 +140,14 @@ class Keeper:
             switches.append((self.closed + TOLD_PAUSED_NS, False))
             self.on = False
         used, since, samples = self.use.count(switches, self.samples, now), self.counted, self.samples
+        self.arrived = [at for at, on in switches if on and self._after_others(at)]
         self.told, self.samples = len(self.tenant.switches), []
         self.counted = now
         self.held_back = self.shut
         if self.cap >= 100:
             self.change, self.gap = now + S, SAMPLE_NS_UNCAPPED
         else:
-            self._spend(since, now, used)
+            self._spend(since, now, used + (self._costs(since, now, used) if self.tenant.terms.latency else 0))
         self.fit_used += used
         self.fit_samples += samples
         self.fit_held_back = self.fit_held_back or self.held_back
@@ -152,7 +156,17 @@ class Keeper:
 
     def _after_others(self, at: int) -> bool:
         before = (who for who, _, left in reversed(self.stays) if left <= at)
-        return next(before, self.tenant.number) != self.tenant.number
+        return next(before, self.tenant.number) not in self.of_job
+
+    def _costs(self, since: int, now: int, used: int) -> int:
+        """Returns what it cost others, who give way, that it was on the engine, ns."""
+        theirs = (left - came for who, came, left in self.stays[self.costed :] if who != self.tenant.number)
+        others = sum(map(a.use_of_stay, theirs))
+        self.costed = len(self.stays)
+        paused = self.pause_ns if self.arrived and self.open else 0
+        self.pause_ns -= paused
+        on, own = self.use.there_ns, self.tenant.slice_ns
+        return a.use_costs(len(self.arrived), used, others, now - since, on_ns=on, paused_ns=paused, slice_ns=own)
 
     def _spend(self, since: int, now: int, used: int) -> None:
         """Takes what was used from the budget."""
@@ -239,6 +253,7 @@ class Keeper:
             self.closed = now
         if self.open and not opened:
             self.tenant.shut_ns.append(now - self.closed)
+            self.pause_ns = now - self.closed
             self.busy = self.opened = now
         if self.open and now - self.busy > IDLE_NS:
             self._count(now)

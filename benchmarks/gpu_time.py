@@ -52,7 +52,8 @@ class Gpu:
             tenant.number = number
             tenant.processes = sum(other.job == tenant.job for other in self.tenants) if tenant.job else 1
             budget = a.Budget(tenant.terms.cap(), tenant.processes > 1)
-            keeper = Keeper(tenant, jobs.setdefault(tenant.job, budget) if tenant.job else budget, self.stays)
+            shared = jobs.setdefault(tenant.job, budget) if tenant.job else budget
+            keeper = Keeper(self.tenants, number, shared, self.stays)
             self.keepers.append(keeper if keeper.needed() else None)
             if keeper.needed():
                 self._at((number * 137) * US, "look", number)

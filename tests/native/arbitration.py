@@ -77,7 +77,7 @@ class _Presence(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("elapsed", "on", "used", "others", "slice")),
         ("arrivals", ctypes.c_uint32),
-        ("paused", ctypes.c_bool),
+        ("paused", ctypes.c_int64),
     )
 
 
@@ -150,6 +150,7 @@ _lib.hami_terms_others_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_terms_other_percent.restype = _U32
 _lib.hami_terms_other_percent.argtypes = (ctypes.POINTER(_Terms), _U32)
 _lib.hami_use_begin.restype, _lib.hami_use_begin.argtypes = None, (ctypes.POINTER(_Use), _I64)
+_lib.hami_use_of_stay.restype, _lib.hami_use_of_stay.argtypes = _I64, (_I64,)
 _lib.hami_use_costs.restype, _lib.hami_use_costs.argtypes = _I64, (ctypes.POINTER(_Presence),)
 _lib.hami_use_count.restype = _I64
 _lib.hami_use_count.argtypes = (
@@ -317,12 +318,29 @@ class Use:
         outstanding = (_Sample * len(samples))(*(_Sample(at, yes) for at, yes in samples))
         return int(_lib.hami_use_count(self._use, on, len(switches), outstanding, len(samples), now_ns))
 
+    @property
+    def there_ns(self) -> int:
+        """Of the time of the last count, what it was on the engine, at work or not."""
+        return int(self._use.there)
+
+
+def use_of_stay(stay_ns: int) -> int:
+    """Returns how much of another's stay, which an arrival ended, it was at work, ns."""
+    return int(_lib.hami_use_of_stay(stay_ns))
+
 
 def use_costs(
-    arrivals: int, used_ns: int, others_ns: int, elapsed_ns: int, *, on_ns: int = 0, paused: bool = False
+    arrivals: int,
+    used_ns: int,
+    others_ns: int,
+    elapsed_ns: int,
+    *,
+    on_ns: int = 0,
+    paused_ns: int = 0,
+    slice_ns: int = 20_000_000,
 ) -> int:
     """Returns what it cost others that a process came to the engine so often after them, ns: struct hami_presence."""
-    presence = _Presence(elapsed_ns, max(on_ns, used_ns), used_ns, others_ns, 20_000_000, arrivals, paused)
+    presence = _Presence(elapsed_ns, max(on_ns, used_ns), used_ns, others_ns, slice_ns, arrivals, paused_ns)
     return int(_lib.hami_use_costs(presence))
 
 

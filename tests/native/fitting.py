@@ -45,6 +45,7 @@ class _Seen(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
         *((name, ctypes.c_int64) for name in ("others", "worked", "unused")),
         *((name, ctypes.c_uint32) for name in ("tiny", "returns", "met", "pressed", "thrashed")),
+        ("got", ctypes.c_int64),
     )
 
 

@@ -378,26 +378,31 @@ def test_what_arrivals_cost_others_is_time_that_nobody_had(
 ) -> None:
     costs = a.use_costs(arrivals, used, others, elapsed, on_ns=used + gaps)
     assert 0 <= costs <= arrivals * 265 * US + gaps
-    assert not costs or used + costs + max(0, others - arrivals * a.SAVE_NS) <= elapsed
+    assert not costs or used + costs + others <= elapsed
     assert a.use_costs(arrivals, used, others, elapsed + US, on_ns=used + gaps) >= costs
-    assert a.use_costs(0, used, others, elapsed, on_ns=used + gaps, paused=True) == 0, "nobody else was there"
-    if arrivals:
-        assert a.use_costs(arrivals, used, others, elapsed, on_ns=used + gaps, paused=True) == costs + 3000 * US
+    assert a.use_costs(0, used, others, elapsed, on_ns=used + gaps, paused_ns=9000 * US) == 0, "nobody else was there"
+
+
+def test_what_others_lose_of_a_pause_counts_once_they_came() -> None:
+    costs = [a.use_costs(1, 90_000 * US, us * US, 90_000 * US, paused_ns=8000 * US) for us in (8500, 7000, 5000, 100)]
+    assert costs == [0, 1000 * US, 3000 * US, 4000 * US]
+    assert a.use_costs(0, 90_000 * US, 100 * US, 90_000 * US, paused_ns=8000 * US) == 0
 
 
 def test_gaps_count_where_others_wait_and_not_where_they_hardly_come() -> None:
     """300 us of work and 10 us of nothing, all the time; then half of the time, beside somebody who comes seldom."""
     used, on = 955_000 * US, 986_000 * US
-    assert used + a.use_costs(49, used, 49 * a.SAVE_NS, 1_000_000 * US, on_ns=on) > 998_000 * US
+    assert used + a.use_costs(49, used, 0, 1_000_000 * US, on_ns=on) > 998_000 * US
     half = 500_000 * US
-    assert a.use_costs(2, half, 2 * a.SAVE_NS, 1_000_000 * US, on_ns=990_000 * US) == 2 * (20_000 + 265) * US
+    assert a.use_costs(2, half, 0, 1_000_000 * US, on_ns=990_000 * US) == 2 * (20_000 + 265) * US
 
 
 def test_who_comes_all_the_time_is_charged_all_that_others_cannot_use() -> None:
     """Requests of 30 us, 3000 a second: others are on the engine for the rest, and save their contexts there."""
-    used, saving = 90_000 * US, 3000 * a.SAVE_NS
-    assert used + a.use_costs(3000, used, saving + 5_000 * US, 1_000_000 * US) == 885_000 * US
-    assert used + a.use_costs(3000, used, saving + 300_000 * US, 1_000_000 * US) == 700_000 * US
+    used, lost = 90_000 * US, 3000 * 265 * US
+    assert used + a.use_costs(3000, used, 5_000 * US, 1_000_000 * US) == used + lost
+    assert used + a.use_costs(3000, used, 300_000 * US, 1_000_000 * US) == 700_000 * US
+    assert [a.use_of_stay(us * US) for us in (10, 160, 180, 200, 1000)] == [0, 0, 0, 50 * US, 850 * US]
 
 
 @given(st.lists(st.tuples(TIME, st.booleans()), max_size=20), st.lists(st.tuples(TIME, st.booleans())), TIME, TIME)

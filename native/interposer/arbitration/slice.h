@@ -54,6 +54,7 @@ struct hami_stays {
 	uint32_t met;      /* of these, after a stay that was cut, and one of another that left much unused */
 	uint32_t pressed;  /* of these, after such stays of others only */
 	uint32_t thrashed; /* returns after tiny stays only, its own, that was not cut, and the others' */
+	int64_t got;       /* the sum of hami_use_of_stay() of others' stays */
 };
 
 /* What was seen since the last step. */
@@ -68,9 +69,6 @@ struct hami_seen {
 	bool held_back;                /* its budget shut it */
 	bool can_yield;                /* it has a turn, and can be paused outside it */
 	uint32_t samples, outstanding; /* how often was looked, and work was outstanding */
-	uint32_t arrivals;             /* on the engine, after others than the job's own processes */
-	bool paused;                   /* once after a pause */
-	int64_t on;                    /* the engine, of this process */
 	struct hami_stays stays;
 };
 

@@ -106,13 +106,25 @@ static int64_t times(uint32_t count, int64_t each)
 	return each > 0 && count > INT64_MAX / each ? INT64_MAX : (int64_t)count * each;
 }
 
+int64_t hami_use_of_stay(int64_t stay)
+{
+	return stay > HAMI_SAVE_NS + HAMI_SAVE_NS / 5 ? stay - HAMI_SAVE_NS : 0;
+}
+
+/* Returns what others, who were there, did not have of a pause. */
+static int64_t lost_of_pause(const struct hami_presence *p)
+{
+	const int64_t lost = p->arrivals && p->paused > p->others ? p->paused - p->others : 0;
+	return lost < HAMI_PAUSE_LOST_NS ? lost : HAMI_PAUSE_LOST_NS;
+}
+
 int64_t hami_use_costs(const struct hami_presence *p)
 {
-	const int64_t saved = times(p->arrivals, HAMI_SAVE_NS), cut = times(p->arrivals, p->slice);
-	const int64_t worked = p->others > saved ? p->others - saved : 0;
+	const int64_t arrivals = times(p->arrivals, HAMI_ARRIVAL_NS), cut = times(p->arrivals, p->slice);
+	const int64_t others = p->others > p->paused ? p->others - p->paused : 0;
 	const int64_t free = p->elapsed > p->used ? p->elapsed - p->used : 0;
-	const int64_t left = free > worked ? free - worked : 0;
+	const int64_t left = free > others ? free - others : 0;
 	const int64_t gaps = p->on > p->used ? p->on - p->used : 0;
-	const int64_t costs = sum(times(p->arrivals, HAMI_ARRIVAL_NS), gaps < cut ? gaps : cut, INT64_MAX);
-	return (left < costs ? left : costs) + (p->arrivals && p->paused ? HAMI_PAUSE_LOST_NS : 0);
+	const int64_t costs = sum(arrivals, gaps < cut ? gaps : cut, INT64_MAX);
+	return (left < costs ? left : costs) + lost_of_pause(p);
 }

@@ -22,11 +22,8 @@
  * when they come back.
  */
 #define HAMI_ARRIVAL_NS 265000
-/*
- * So much of each pause is taken as lost to others, until it takes effect and when it ends: with it they have their floor
- * beside a process that would let nobody else to the engine (docs/adr/110).
- */
-#define HAMI_PAUSE_LOST_NS 3000000
+/* So much of a pause others lose at most, until it takes effect and when it ends. */
+#define HAMI_PAUSE_LOST_NS 4000000
 /* At most so many samples from count to count. */
 #define HAMI_USE_SAMPLES 128
 
@@ -63,20 +60,26 @@ void hami_use_begin(struct hami_use *use, int64_t now);
 int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches, size_t switch_count,
 		       const struct hami_sample *samples, size_t sample_count, int64_t now);
 
+/*
+ * Returns how much of another's stay on the engine, which ended when the process came, it was at work there, ns. What is
+ * hardly longer than the saving of its context counts as none.
+ */
+int64_t hami_use_of_stay(int64_t stay);
+
 /* Of `elapsed` ns, what is known of a process that others give way to. */
 struct hami_presence {
 	int64_t elapsed;
 	int64_t on, used;  /* on the engine, and at work there */
-	int64_t others;    /* others were there, the saving of their contexts included */
+	int64_t others;    /* at work there: the sum of hami_use_of_stay() */
 	int64_t slice;     /* its timeslice */
 	uint32_t arrivals; /* it came to the engine after others */
-	bool paused;       /* once it had been paused before */
+	int64_t paused;    /* for so long before one of these arrivals; others were there since */
 };
 
 /*
  * Returns what it cost others besides the time used: each arrival; and the gaps in its work while they waited, which are too
  * short for them. Whether they wait is known when they have come, and then of one timeslice. It is never more than what
- * nobody had, but for what is lost of a pause.
+ * nobody had, but for what they lost of a pause.
  */
 int64_t hami_use_costs(const struct hami_presence *presence);
 

@@ -10,7 +10,7 @@
 
 #define PAGE (2ull << 20) /* the GPU's, of which segments of pools are */
 
-enum { BUCKETS = 1024 };
+enum { BUCKETS = 1024, MADE = 4 };
 
 struct entry {
 	struct hami_movable movable;
@@ -27,7 +27,11 @@ static struct {
 	struct entry *buckets[BUCKETS];
 } movables = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static _Thread_local enum hami_holds making;
+/* What this thread's call makes: what it holds, and the first objects. */
+static _Thread_local struct {
+	enum hami_holds holds;
+	uint32_t count, client[MADE], handle[MADE];
+} making;
 
 static struct entry **bucket(uint32_t client, uint32_t handle)
 {
@@ -126,7 +130,11 @@ void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked
 	*e = (struct entry){.movable = *asked};
 	e->movable.fd = fd;
 	e->movable.request.object = handle;
-	e->movable.holds = making;
+	e->movable.holds = making.holds;
+	if (making.count < MADE) {
+		making.client[making.count] = asked->request.client;
+		making.handle[making.count++] = handle;
+	}
 	pthread_mutex_lock(&movables.lock);
 	struct entry **head = bucket(asked->request.client, handle);
 	e->movable.serial = ++movables.serial;
@@ -138,7 +146,8 @@ void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked
 
 void hami_movable_making(enum hami_holds holds)
 {
-	making = holds;
+	making.holds = holds;
+	making.count = 0;
 }
 
 uint64_t hami_movable_last(void)
@@ -159,20 +168,19 @@ void hami_movable_pool(uint64_t address, uint64_t bytes)
 	pthread_mutex_unlock(&movables.lock);
 }
 
-void hami_movable_one(uint64_t last, uint64_t address, uint64_t bytes)
+void hami_movable_one(uint64_t address, uint64_t bytes)
 {
 	const uint64_t pages = (bytes + PAGE - 1) / PAGE * PAGE;
 	pthread_mutex_lock(&movables.lock);
-	for (size_t i = 0; i < BUCKETS && movables.count; i++)
-		for (struct entry *e = movables.buckets[i]; e; e = e->next) {
-			struct hami_movable *m = &e->movable;
-			/* Of one page libcuda may give the rest to others: for small allocations. */
-			if (e->mappings == 1 && m->serial > last && m->base == address &&
-			    m->length == pages && (pages > PAGE || pages == bytes)) {
-				m->holds = HAMI_HOLDS_ONE;
-				m->allocated = bytes;
-			}
+	for (uint32_t i = 0; i < making.count; i++) {
+		struct entry *e = find(making.client[i], making.handle[i]);
+		/* Of one page libcuda may give the rest to others: for small allocations. */
+		if (e && e->mappings == 1 && e->movable.base == address && e->movable.length == pages &&
+		    (pages > PAGE || pages == bytes)) {
+			e->movable.holds = HAMI_HOLDS_ONE;
+			e->movable.allocated = bytes;
 		}
+	}
 	pthread_mutex_unlock(&movables.lock);
 }
 

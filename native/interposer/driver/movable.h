@@ -59,7 +59,7 @@ bool hami_movable_tracked(void);
 bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out);
 /* The request was answered: the object has this handle. */
 void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked);
-/* Says what the objects hold that this thread makes from now on. */
+/* Begins a call of this thread: the objects that it makes from now on hold that. */
 void hami_movable_making(enum hami_holds holds);
 /* Adds up the bytes of what hami_movable_list() leaves out, small and fixed (mapped for the CPU or shared), and of all others. */
 void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed, uint64_t *others);
@@ -67,8 +67,8 @@ void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed, uint64
 uint64_t hami_movable_last(void);
 /* A pool gave these addresses to the program: the objects that they are in are its segments. */
 void hami_movable_pool(uint64_t address, uint64_t bytes);
-/* The program was given these addresses, of an object, made since `last`, which holds nothing else if they fill its pages. */
-void hami_movable_one(uint64_t last, uint64_t address, uint64_t bytes);
+/* The call gave the program these addresses: where they are all the pages of an object that it made, that holds nothing else. */
+void hami_movable_one(uint64_t address, uint64_t bytes);
 /*
  * A request, which succeeded, gave an object a handle by which other GPUs reach it. False: it is of a form that is not kept,
  * of whichever object it is.

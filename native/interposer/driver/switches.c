@@ -241,6 +241,7 @@ static void note_other(struct switches *s, const struct rm_switch_record *r,
 	stays->others += at - came;
 	stays->worked += hami_slice_worked(at - came, lengths->others_longest);
 	stays->unused += unused;
+	stays->got += hami_use_of_stay(at - came);
 	stays->tiny += at - came < hami_slice_tiny(lengths->others_slice);
 	s->between.count++;
 	s->between.of_short += unused >= HAMI_SLICE_MUCH;

@@ -38,11 +38,11 @@ static void note_pool(CUresult result, uint64_t last, const CUdeviceptr *address
 		hami_movable_pool(*address, bytes);
 }
 
-/* After memory was given: looks for its object if any was made meanwhile. */
-static void note_one(CUresult result, uint64_t last, const CUdeviceptr *address, size_t bytes)
+/* After memory was given that may have an object to itself. */
+static void note_one(CUresult result, const CUdeviceptr *address, size_t bytes)
 {
-	if (result == CUDA_SUCCESS && bytes >= PAGE && hami_movable_last() != last)
-		hami_movable_one(last, *address, bytes);
+	if (result == CUDA_SUCCESS && bytes >= PAGE)
+		hami_movable_one(*address, bytes);
 }
 
 #define HELD(name, parameters, arguments)                                                                    \
@@ -71,8 +71,8 @@ static void note_one(CUresult result, uint64_t last, const CUdeviceptr *address,
 #define ALLOCATED(name, bytes, parameters, arguments)                                                        \
 	CUresult CUDAAPI name parameters                                                                     \
 	{                                                                                                    \
-		CALL_AND(name, arguments, const uint64_t last = hami_movable_last(),                         \
-			 note_one(result, last, a, result == CUDA_SUCCESS ? (bytes) : 0));                   \
+		CALL_AND(name, arguments, hami_movable_making(HAMI_HOLDS_ANYTHING),                          \
+			 note_one(result, a, result == CUDA_SUCCESS ? (bytes) : 0));                         \
 	}
 #define MADE(name, holds, parameters, arguments)                                                             \
 	CUresult CUDAAPI name parameters                                                                     \

@@ -175,19 +175,6 @@ static uint32_t others_timeslice_us(const struct keeper *k)
 	return k->processes > 1 && k->longest_us < us ? k->longest_us : us;
 }
 
-/* Returns what it cost others, who give way to this process, that it was on the engine. */
-static int64_t costs_of(const struct keeper *k, const struct hami_seen *seen)
-{
-	const struct hami_presence presence = {.elapsed = seen->elapsed,
-					       .on = seen->on,
-					       .used = seen->used,
-					       .others = seen->stays.others,
-					       .slice = 1000ll * k->timeslice,
-					       .arrivals = seen->arrivals,
-					       .paused = seen->paused};
-	return hami_use_costs(&presence);
-}
-
 /* Counts what was used, takes it from the budgets, and learns until when they say the same. */
 static void count(struct keeper *k, int64_t steady)
 {
@@ -205,7 +192,8 @@ static void count(struct keeper *k, int64_t steady)
 				 .others_least_percent = k->terms.others_least_percent,
 				 .other_percent = hami_terms_other_percent(&k->terms, k->processes),
 				 .can_yield = k->pauses && k->terms.turn_length};
-	hami_meter_count(k->slice_index, shared, &lengths, &seen);
+	struct hami_presence presence = {.elapsed = seen.elapsed, .slice = 1000ll * k->timeslice};
+	hami_meter_count(k->slice_index, shared, &lengths, &seen, &presence);
 	struct hami_spent spent = {.since = k->counted,
 				   .used = seen.used,
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
@@ -215,7 +203,7 @@ static void count(struct keeper *k, int64_t steady)
 	seen.held_back = k->shut;
 	spent.has_floor = k->terms.latency;
 	if (k->terms.latency)
-		spent.costs = costs_of(k, &seen);
+		spent.costs = hami_use_costs(&presence);
 	spent.in_step = k->terms.in_step;
 	spent.duty = k->opening.duty;
 	k->shut = hami_region_spend(k->region, &spent, &wait);

@@ -13,6 +13,7 @@
 #include "limits/activity.h"
 #include "limits/launched.h"
 #include "limits/probe.h"
+#include "region/glance.h"
 #include "region/process.h"
 
 #define SAMPLES HAMI_USE_SAMPLES
@@ -36,7 +37,7 @@ static struct meter {
 	int64_t launched;                      /* steady: when a launch was last noticed */
 	int64_t paused;                        /* since when the channels are; 0: they are open */
 	int64_t resumed;                       /* when they were last opened */
-	int64_t charged;                       /* the same, when its arrival was counted */
+	int64_t pause;                         /* for so long they were, until then, and it is not counted */
 	int64_t interrupted, waited;           /* when others last took the engine from it, and it theirs */
 	struct hami_switch switches[SWITCHES]; /* of the last read */
 } meters[HAMI_SLICES];
@@ -122,6 +123,8 @@ bool hami_meter_sample(unsigned int slice, int64_t now)
 void hami_meter_opened(unsigned int slice, bool open, int64_t now)
 {
 	struct meter *m = &meters[slice];
+	if (open && m->paused && now > m->paused)
+		m->pause = now - m->paused;
 	m->paused = open ? 0 : now;
 	m->resumed = open ? now : m->resumed;
 	if (!m->told && m->own_count < SAMPLES)
@@ -159,23 +162,25 @@ static void note_contention(struct meter *m, long count)
 	}
 }
 
-/* Counts how often it came to the engine after somebody who is no process of its own job, and whether after a pause. */
-static void count_arrivals(struct meter *m, long count, struct hami_seen *seen)
+/* Counts how often it came to the engine after somebody who is no process of its own job, and for how long it was paused. */
+static void count_arrivals(struct meter *m, long count, struct hami_presence *presence)
 {
 	struct hami_region *region = hami_slice_region(slice_of(m));
-	uint32_t sibling = 0;
+	const bool alone = hami_region_processes(region) <= 1;
+	uint32_t pid = 0; /* of the last one that was looked up */
+	bool sibling = false;
 	for (long i = 0; i < count; i++) {
 		const struct hami_switch *s = &m->switches[i];
-		if (!s->after_others || (s->pid && s->pid == sibling))
+		if (!s->after_others)
 			continue;
-		if (s->pid && hami_region_of_pid(region, s->pid) != UINT64_MAX)
-			sibling = s->pid;
-		else
-			seen->arrivals++;
+		if (!alone && s->pid != pid) {
+			pid = s->pid;
+			sibling = pid && hami_region_of_pid(region, pid) != UINT64_MAX;
+		}
+		presence->arrivals += !sibling;
 	}
-	seen->paused = seen->arrivals && m->resumed != m->charged && !m->paused;
-	if (seen->paused)
-		m->charged = m->resumed;
+	presence->paused = presence->arrivals && !m->paused ? m->pause : 0;
+	m->pause -= presence->paused;
 }
 
 bool hami_meter_contended(unsigned int slice, int64_t now, bool by_waiting)
@@ -186,13 +191,11 @@ bool hami_meter_contended(unsigned int slice, int64_t now, bool by_waiting)
 }
 
 void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths *lengths,
-		      struct hami_seen *seen)
+		      struct hami_seen *seen, struct hami_presence *presence)
 {
 	struct meter *m = &meters[slice];
 	listen(m, now);
 	seen->stays = (struct hami_stays){0};
-	seen->arrivals = 0;
-	seen->paused = false;
 	seen->samples = (uint32_t)m->sample_count;
 	seen->outstanding = 0;
 	for (size_t i = 0; i < m->sample_count; i++)
@@ -201,7 +204,7 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 		m->told ? hami_switches_read(slice_of(m), m->switches, SWITCHES, lengths, &seen->stays) : 0;
 	if (count >= 0 && m->told) {
 		note_contention(m, count);
-		count_arrivals(m, count, seen);
+		count_arrivals(m, count, presence);
 		count = end_paused(m, count, now);
 	}
 	if (count <
@@ -215,7 +218,9 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 		m->use.saves = m->told;
 		seen->used = hami_use_count(&m->use, list, length, m->samples, m->sample_count, now);
 	}
-	seen->on = m->use.there;
+	presence->on = m->use.there;
+	presence->used = seen->used;
+	presence->others = seen->stays.got;
 	m->sample_count = m->own_count = 0;
 }
 

@@ -20,10 +20,10 @@ bool hami_meter_sample(unsigned int slice, int64_t now);
 void hami_meter_opened(unsigned int slice, bool open, int64_t now);
 /*
  * Sets what happened since the last call: what this process used, its samples, and who stayed on the engine. Of
- * *seen it leaves `elapsed` and `held_back` alone.
+ * *seen it leaves `elapsed` and `held_back` alone, of *presence, for what that cost others, `elapsed` and `slice`.
  */
 void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths *lengths,
-		      struct hami_seen *seen);
+		      struct hami_seen *seen, struct hami_presence *presence);
 /*
  * Returns whether others have interrupted this process in the last HAMI_ROUND_NS or so, or `by_waiting` whether it has waited
  * for others; false when not told.
