@@ -147,5 +147,5 @@ test-arbitration: $(ARBITRATION)
 	HAMI_TEST_BUILD=$(BUILD) $(if $(SAN),LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
 		$$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(PYTHON) -m pytest -q -p no:cacheprovider \
-		../tests/native/test_arbitration.py ../tests/native/test_budget.py ../tests/native/test_forecast.py \
+		../tests/native/test_arbitration.py ../tests/native/test_use.py ../tests/native/test_budget.py ../tests/native/test_forecast.py \
 		../tests/native/test_slices_in_step.py

@@ -71,6 +71,24 @@ def make(directory: Path, *, mib: int = 120_000, pinned_mib: int = 0) -> Swapped
     return Swapped.make(directory, None, uuid, mib=mib, pinned_mib=pinned_mib)
 
 
+def goes_and_comes(job: Swapped, program: Program, name: str, *, base: int, times: int, most_mib: int) -> None:
+    """Moves it so often, and lets it look at all of its memory each time. `most_mib`: may be left on the GPU."""
+    held = gpu_used_mib() - base
+    for n in range(1, times + 1):
+        assert job.move(out=True)[1] == "host"
+        left, moved = gpu_used_mib() - base, job.slot()["swapped_bytes"] >> 20
+        print(f"{name}: {held} MiB, {left} left, {moved} MiB moved")
+        assert left <= most_mib
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == f"round {n}"
+    program.end()
+
+
+def tables_mib(pinned_mib: int, held_mib: int) -> int:
+    """What the GPU needs at most to reach the host's page-locked memory."""
+    return min(pinned_mib, 16 + held_mib // 512)
+
+
 @pytest.mark.parametrize("pinned_mib", [0, 200_000])
 @pytest.mark.parametrize("allocator", ["", "backend:cudaMallocAsync", "expandable_segments:True"])
 def test_pytorch_goes_on_as_if_nothing_had_been(allocator: str, pinned_mib: int, tmp_path: Path) -> None:
@@ -86,8 +104,7 @@ def test_pytorch_goes_on_as_if_nothing_had_been(allocator: str, pinned_mib: int,
             left = gpu_used_mib() - base
             print(f"{allocator or 'native'}: {held} MiB; {state} in {seconds:.2f} s, {left} MiB left")
             assert state == "host"
-            tables = min(pinned_mib, 16 + held // 512)  # the GPU's, for the host's memory
-            assert left <= 500 + tables
+            assert left <= 500 + tables_mib(pinned_mib, held)
             back, state = job.move(out=False)
             assert state == "gpu"
             print(f"in again in {back:.2f} s; {program.ask()}")
@@ -100,13 +117,7 @@ def test_memory_of_each_family_keeps_its_content(pinned_mib: int, tmp_path: Path
     base = gpu_used_mib()
     job = make(tmp_path / "job", pinned_mib=pinned_mib)
     with job.start(FAMILIES) as program:
-        held = gpu_used_mib() - base
-        for n in range(1, 4):
-            assert job.move(out=True)[1] == "host"
-            print(f"families: {held} MiB, {gpu_used_mib() - base} left, {job.slot()['swapped_bytes'] >> 20} MiB moved")
-            assert job.move(out=False)[1] == "gpu"
-            assert program.ask() == f"round {n}"
-        program.end()
+        goes_and_comes(job, program, "families", base=base, times=3, most_mib=500 + tables_mib(pinned_mib, 1000))
 
 
 @pytest.mark.parametrize("pinned_mib", [0, 128, 200_000])
@@ -117,15 +128,7 @@ def test_segments_of_pools_move_whatever_of_them_is_free(
     job = make(tmp_path / "job", pinned_mib=pinned_mib)
     job.made.extra[c.ENV_LOG] = "1"
     with job.start(POOLS) as program:
-        held = gpu_used_mib() - base
-        for n in range(1, 6):
-            assert job.move(out=True)[1] == "host"
-            left, moved = gpu_used_mib() - base, job.slot()["swapped_bytes"] >> 20
-            print(f"pools: {held} MiB, {left} left, {moved} MiB moved")
-            assert left <= 500 + min(pinned_mib, 16 + held // 512)
-            assert job.move(out=False)[1] == "gpu"
-            assert program.ask() == f"round {n}"
-        program.end()
+        goes_and_comes(job, program, "pools", base=base, times=5, most_mib=500 + tables_mib(pinned_mib, 800))
     log = capfd.readouterr()
     print(log.out, *(line for line in log.err.splitlines() if "kernel" in line), sep="\n")
     for where in "host", "GPU":
@@ -139,15 +142,8 @@ def test_arrays_variables_stacks_and_odd_sizes_keep_their_content(pinned_mib: in
     base = gpu_used_mib()
     job = make(tmp_path / "job", pinned_mib=pinned_mib)
     with Program([str(program)], job.made.environment()) as running:
-        held = gpu_used_mib() - base
-        for n in range(1, 4):
-            assert job.move(out=True)[1] == "host"
-            left, moved = gpu_used_mib() - base, job.slot()["swapped_bytes"] >> 20
-            print(f"arrays.cu: {held} MiB, {left} left, {moved} MiB moved")
-            assert left <= 700 + min(pinned_mib, 16 + held // 512)
-            assert job.move(out=False)[1] == "gpu"
-            assert running.ask() == f"round {n}"
-        running.end()
+        most = 400 + tables_mib(pinned_mib, 4300)
+        goes_and_comes(job, running, "arrays.cu", base=base, times=3, most_mib=most)
 
 
 def test_many_small_tensors_leave(tmp_path: Path) -> None:
@@ -156,15 +152,7 @@ def test_many_small_tensors_leave(tmp_path: Path) -> None:
     base = gpu_used_mib()
     job = make(tmp_path / "job")
     with job.start(SMALL) as program:
-        held = gpu_used_mib() - base
-        for n in range(1, 3):
-            assert job.move(out=True)[1] == "host"
-            left = gpu_used_mib() - base
-            print(f"small tensors: {held} MiB, {left} left")
-            assert left <= 500
-            assert job.move(out=False)[1] == "gpu"
-            assert program.ask() == f"round {n}"
-        program.end()
+        goes_and_comes(job, program, "small tensors", base=base, times=2, most_mib=500)
 
 
 def test_a_program_waits_while_its_memory_is_away_and_goes_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conformance import BUILD, REAL_GPU, ROOT, Slice, compiled, make_slice, sanitizer
-from test_compute import machine, measured, run
+from test_compute import machine, measured, run, start
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import BOUNDS_NS, Delays, parse_delays, quantile_us
@@ -132,6 +132,25 @@ def test_pauses_and_hits_of_the_floor_are_counted(tmp_path: Path, machine: tuple
     capped = make_slice(tmp_path / "cap", *machine, job_mib=8192, cores_percent=30)
     run(capped, BUILD / "compute/spin_for", 500, 1000)
     assert (delays_of(capped).floor_hit_count, delays_of(capped).pause_count > 0) == (0, True)
+
+
+@pytest.mark.parametrize("us", [300, 900, 3000])
+def test_the_floor_holds_beside_requests_that_leave_no_time_to_be_on_the_gpu(
+    us: int, tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    """Between two of them others come to the engine and have to leave it at once, which costs more than they have."""
+
+    def beside() -> tuple[float, int]:
+        urgent = slice_of(tmp_path, machine, floor_percent=20, others_least_cores=50)
+        other = slice_of(tmp_path, machine, latency=0, floor_percent=0, latency_others=1, others_least_cores=50)
+        spins = start(other, BUILD / "compute/spin_for", 2000, 1000)
+        serves = start(urgent, SERVE, 100_000, us, 0, "wait")
+        percent = float(spins.communicate(timeout=60)[0])
+        serves.kill()
+        serves.communicate()
+        return percent, delays_of(urgent).floor_hit_count
+
+    measured(beside, lambda found: found[0] > 18 and found[1] > 0)
 
 
 def test_a_forked_child_and_its_parent_are_both_measured(tmp_path: Path, machine: tuple[Path, str]) -> None:

@@ -93,7 +93,7 @@ CUresult hami_kernel_copy_prepare(const struct real_cuda *real)
 	hami_kernel_copy_leave(real, mode);
 	copier.context = result == CUDA_SUCCESS ? id : 0;
 	if (result != CUDA_SUCCESS)
-		hami_log(1, "no kernel that copies (error %d): some segments of pools stay on the GPU\n",
+		hami_log(1, "no kernel that copies (error %d): some of the memory stays on the GPU\n",
 			 (int)result);
 	return result;
 }

@@ -6,10 +6,6 @@
 #include "driver/remake.h"
 #include "hami_contract.h"
 #include "limits/kernel_copy.h"
-#include "limits/stays.h"
-
-#define LEAST_BYTES                                                                                          \
-	(4ull << 20) /* smaller objects stay: some are libcuda's own, which the GPU reads at any time */
 
 /* A kernel copies whole units. */
 static size_t by_libcuda(const struct hami_movable *m)
@@ -20,7 +16,7 @@ static size_t by_libcuda(const struct hami_movable *m)
 uint32_t hami_moved_plan(struct hami_moved *m, const struct real_cuda *real, CUcontext context)
 {
 	m->context = context;
-	m->objects = hami_movable_list(LEAST_BYTES, &m->count);
+	m->objects = hami_movable_list(HAMI_MOVED_LEAST, &m->count);
 	m->pieces = calloc(m->count ? m->count : 1, sizeof *m->pieces);
 	for (size_t i = 0; i < m->count; i++)
 		m->bytes += m->objects[i].length;
@@ -84,11 +80,6 @@ void hami_moved_forget(struct hami_moved *m)
 	free(m->objects);
 	free(m->pieces);
 	*m = (struct hami_moved){.arena = m->arena, .context = m->context};
-}
-
-void hami_moved_log_stays(uint64_t moved, uint64_t stack)
-{
-	hami_stays_log(LEAST_BYTES, moved, stack);
 }
 
 bool hami_moved_has(const struct hami_moved *m, uint64_t key)

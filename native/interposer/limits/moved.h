@@ -14,6 +14,9 @@
 #include "limits/arena.h"
 #include "limits/transfer.h"
 
+/* Smaller objects stay, but those known to hold nothing of libcuda's: some are its own, which the GPU reads at any time. */
+#define HAMI_MOVED_LEAST (4ull << 20)
+
 struct hami_moved {
 	struct hami_movable *objects;
 	struct hami_piece *pieces; /* of the objects, in their order */
@@ -32,9 +35,6 @@ uint32_t hami_moved_plan(struct hami_moved *m, const struct real_cuda *real, CUc
  * GPU and mapped no more.
  */
 uint32_t hami_moved_free(struct hami_moved *m, uint64_t *moved, bool *lost);
-
-/* Logs what stays of objects of which `moved` bytes were, when `stack` bytes of stacks have gone, too. */
-void hami_moved_log_stays(uint64_t moved, uint64_t stack);
 
 /* After all of it was copied back: returns NULL, or what failed. */
 const char *hami_moved_failure(const struct hami_moved *m);

@@ -12,28 +12,6 @@ static uint64_t charged(void)
 	return slot < 0 ? 0 : __atomic_load_n(&region->usage->slots[slot].used_bytes, __ATOMIC_RELAXED);
 }
 
-static CUresult set_limit(const struct real_cuda *real, CUcontext context, size_t limit)
-{
-	CUcontext before;
-	CUresult result = real->cuCtxPushCurrent_v2(context);
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = real->cuCtxSetLimit(CU_LIMIT_STACK_SIZE, limit);
-	real->cuCtxPopCurrent_v2(&before);
-	return result;
-}
-
-static CUresult get_limit(const struct real_cuda *real, CUcontext context, size_t *limit)
-{
-	CUcontext before;
-	CUresult result = real->cuCtxPushCurrent_v2(context);
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = real->cuCtxGetLimit(limit, CU_LIMIT_STACK_SIZE);
-	real->cuCtxPopCurrent_v2(&before);
-	return result;
-}
-
 /* Charges for what was given back, so that no other process of the job has it meanwhile. */
 static void keep_charged(struct hami_stack *stack, uint64_t before)
 {
@@ -45,25 +23,33 @@ static void keep_charged(struct hami_stack *stack, uint64_t before)
 
 void hami_stack_give_back(struct hami_stack *stack, const struct real_cuda *real, CUcontext context)
 {
+	CUcontext current;
 	size_t limit;
 	if (!context || !real->cuCtxGetLimit || !real->cuCtxSetLimit ||
-	    get_limit(real, context, &limit) != CUDA_SUCCESS || !limit)
+	    real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
 		return;
 	const uint64_t before = charged();
-	if (set_limit(real, context, 0) != CUDA_SUCCESS)
-		return; /* it is as it was */
-	*stack = (struct hami_stack){.context = context, .limit = limit};
-	keep_charged(stack, before);
+	if (real->cuCtxGetLimit(&limit, CU_LIMIT_STACK_SIZE) == CUDA_SUCCESS && limit &&
+	    real->cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0) == CUDA_SUCCESS) { /* else it is as it was */
+		*stack = (struct hami_stack){.context = context, .limit = limit};
+		keep_charged(stack, before);
+	}
+	real->cuCtxPopCurrent_v2(&current);
 }
 
 bool hami_stack_have(struct hami_stack *stack, const struct real_cuda *real)
 {
+	CUcontext current;
 	if (!stack->context)
 		return true;
 	const uint64_t before = charged();
 	if (stack->bytes)
 		hami_memory_release(hami_only(0), stack->bytes);
-	const CUresult result = set_limit(real, stack->context, stack->limit);
+	CUresult result = real->cuCtxPushCurrent_v2(stack->context);
+	if (result == CUDA_SUCCESS) {
+		result = real->cuCtxSetLimit(CU_LIMIT_STACK_SIZE, stack->limit);
+		real->cuCtxPopCurrent_v2(&current);
+	}
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
 		keep_charged(stack, before);
 		return false;

@@ -21,6 +21,7 @@
 #include "limits/moved.h"
 #include "limits/outstanding.h"
 #include "limits/stack.h"
+#include "limits/stays.h"
 #include "limits/transfer.h"
 #include "limits/trim.h"
 #include "region/process.h"
@@ -134,7 +135,7 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 		have_stack(real);
 		return state;
 	}
-	hami_moved_log_stays(swap.moved, swap.stack.bytes);
+	hami_stays_log(HAMI_MOVED_LEAST, swap.moved, swap.stack.bytes);
 	swap.moved += swap.stack.bytes;
 	swap.away = true;
 	tell(HAMI_SWAPPED_HOST, swap.moved);

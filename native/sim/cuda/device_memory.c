@@ -28,7 +28,7 @@ static uint32_t allocate(const struct device_memory *m)
 		*device = 0;
 		return RM_INSUFFICIENT_RESOURCES;
 	}
-	struct rm_memory p = {.size = m->asked ? m->asked : m->bytes};
+	struct rm_memory p = {.size = m->asked};
 	struct rm_alloc a = {.client = rm.handle,
 			     .parent = *device,
 			     .object = m->object,

@@ -10,8 +10,7 @@
 
 struct device_memory {
 	uint64_t bytes; /* 0: none */
-	uint64_t
-		asked; /* of the kernel; 0: so many. libcuda leaves it to the kernel to make whole pages of it */
+	uint64_t asked; /* of the kernel, which makes whole pages of it */
 	uint32_t gpu;
 	uint32_t object; /* its handle; 0: counted by libcuda */
 	uint32_t fabric; /* the handle by which other GPUs reach it; 0: none */
