@@ -8,7 +8,7 @@ through tests/native/arbitration.py. A keeper's jitter comes from the tenant's n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import arbitration as a
 import fitting
@@ -75,7 +75,8 @@ class Tenant:
 
     @property
     def slice_ns(self) -> int:
-        longest = self.terms.timeslice_us(self.processes)
+        terms = replace(self.terms, latency_above=self.terms.latency_above + self.slice.beyond)
+        longest = terms.timeslice_us(self.processes)
         us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
 
@@ -151,7 +152,10 @@ class Keeper:
         self.fit_used += used
         self.fit_samples += samples
         self.fit_held_back = self.fit_held_back or self.held_back
-        if self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
+        if self.tenant.terms.latency and self.tenant.terms.latency_others and now - self.fitted >= FIT_NS:
+            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, self.tenant.terms.cores_percent)
+            self.fitted, self.fit_used = now, 0
+        elif self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
             self._fit(now)
 
     def _after_others(self, at: int) -> bool:
@@ -238,7 +242,7 @@ class Keeper:
                 self._begin(now)
                 return now + REST_NS, True
             self.resting = False
-            self.busy = self.counted = self.sampled = self.change = self.fitted = now
+            self._works(now)
         if self.open and now >= self.sampled:
             work = self.tenant.has_work()
             self.samples.append((now, work))
@@ -273,7 +277,13 @@ class Keeper:
         """A launch ends the rest."""
         self.resting = False
         self._begin(now)
-        self.busy = self.counted = self.sampled = self.change = self.fitted = now
+        self._works(now)
+
+    def _works(self, now: int) -> None:
+        """Has work again."""
+        self.busy = self.counted = self.sampled = self.change = now
+        if not self.tenant.terms.latency:
+            self.fitted = now
 
 
 def tenants_of(specs: Sequence[tuple[int, str, Load]], fits: bool = True) -> list[Tenant]:

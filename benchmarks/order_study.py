@@ -8,7 +8,8 @@ from dataclasses import replace
 import arbitration as a
 import numpy as np
 from curves import curves
-from gpu_time import US, Tenant
+from gpu_time import US, Load, Tenant
+from gpu_time import S as SECOND
 from study import BUSY, SWITCH_US_MOST, Study
 
 LC_TERMS = a.Terms(40, latency=True, floor_percent=5, latency_others=1)
@@ -42,6 +43,33 @@ def lc_order(study: Study) -> None:
     series = [("urgent, 100 us", urgent_lines), ("lower, 5 ms", lower_lines)]
     title = "p99 wait of two LC tenants beside one BE, by the slice of the lower"
     study.charts["time-lc-order.svg"] = curves(title, "slice of the lower, us", "p99, us", series, "xy")
+
+
+def lc_equal(study: Study) -> None:
+    """A latency-critical tenant that is within its share beside an equal one that is not: time beyond its requests' own."""
+    rows = []
+    begin = SECOND // 2  # by then the other one is known to be beyond its share
+    light = Load(requests=[(at, 100 * US) for at in range(begin, study.end, 3_997 * US)], full=False)
+    often = study.poisson(50, 5000, exponential=False)
+    for name, load in (
+        ("wants everything", BUSY),
+        ("900 us of work, 8 without", Load(think=(900 * US, 8 * US), full=False)),
+        ("50 requests of 5 ms a second", often),
+    ):
+        row = [name]
+        for slice_us in (20_000, None):
+            for count in (0, 1):
+                others = [Tenant(a.Terms(40, latency_others=2), BUSY)] * count
+                within = Tenant(replace(LC_TERMS, cores_percent=20), light)
+                beyond = Tenant(replace(LC_TERMS, cores_percent=20), load, slice_us=slice_us)
+                shares = study.run(within, beyond, *others)
+                p50, p99 = quantiles_us(within)
+                row.append(f"{p50:.0f} / {p99:.0f}" + f", {shares[1]:.0f} %" * (slice_us is None))
+                most = (1000 + (1 + count) * SWITCH_US_MOST) * 1.1
+                study.claim(load is often or slice_us or p99 <= most, f"beside an equal one, {name}: {p99:.0f} us")
+        rows.append(tuple(row))
+    cells = ("20 ms each", "20 ms each, one BE", "by its share, and what it has", "by its share, one BE")
+    study.table("lc-equal", ("the other one", *cells), rows)
 
 
 def caught_up(tenant: Tenant) -> bool:

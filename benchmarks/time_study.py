@@ -235,6 +235,7 @@ STUDIES = (
     misbehaviour,
     fit_study.chosen_times,
     order_study.lc_order,
+    order_study.lc_equal,
     order_study.lc_below,
 )
 

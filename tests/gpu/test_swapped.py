@@ -60,6 +60,21 @@ for n, line in enumerate(sys.stdin, 1):
 """
 
 
+# Each tensor has an allocation of its own: 20 of 100,000,000 bytes or a little more, or 20,000 below a page of the GPU.
+OWN = """
+import sys, torch
+large = [25_000_000 + 128 * (i % 3) for i in range(20)]
+small = [1 + i * 7919 % (450_000 if i % 10 == 0 else 30_000) for i in range(20_000)]
+held = [torch.full((n,), float(i), device="cuda") for i, n in enumerate(large if sys.argv[1] == "large" else small)]
+held = [None if i > 20 and i % 3 == 0 else t for i, t in enumerate(held)]
+print("ready")
+for n, line in enumerate(sys.stdin, 1):
+    right = [(t == float(i)).all() for i, t in enumerate(held) if t is not None]
+    assert bool(torch.stack(right).all())
+    print(f"round {n}")
+"""
+
+
 def gpu_used_mib() -> int:
     query = ["nvidia-smi", "-i", GPU, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
@@ -153,6 +168,16 @@ def test_many_small_tensors_leave(tmp_path: Path) -> None:
     job = make(tmp_path / "job")
     with job.start(SMALL) as program:
         goes_and_comes(job, program, "small tensors", base=base, times=2, most_mib=500)
+
+
+@pytest.mark.parametrize("sizes", ["large", "small"])
+def test_allocations_of_odd_sizes_leave(sizes: str, tmp_path: Path) -> None:
+    need("torch")
+    base = gpu_used_mib()
+    job = make(tmp_path / "job")
+    job.made.extra["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    with job.start(OWN, sizes) as program:
+        goes_and_comes(job, program, f"{sizes} allocations", base=base, times=2, most_mib=500)
 
 
 def test_a_program_waits_while_its_memory_is_away_and_goes_on(tmp_path: Path) -> None:

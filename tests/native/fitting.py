@@ -28,6 +28,7 @@ class _Slice(ctypes.Structure):
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
         ("light_looking", ctypes.c_int64),
+        ("beyond", ctypes.c_bool),
     )
 
 
@@ -53,6 +54,8 @@ _I64, _U32 = ctypes.c_int64, ctypes.c_uint32
 _lib = ctypes.CDLL(str(LIBRARY))
 _lib.hami_slice_step.restype = None
 _lib.hami_slice_step.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), _U32, _U32)
+_lib.hami_slice_step_latency.restype = None
+_lib.hami_slice_step_latency.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), _U32)
 _lib.hami_slice_next.restype, _lib.hami_slice_next.argtypes = _I64, (ctypes.POINTER(_Slice), _I64)
 _lib.hami_slice_yields.restype = ctypes.c_bool
 _lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
@@ -113,6 +116,14 @@ class Slice:
         """Takes what was seen since the last step."""
         values = astuple(seen)
         _lib.hami_slice_step(self._slice, _Seen(*values), cores_percent, longest_us)
+
+    @property
+    def beyond(self) -> bool:
+        return bool(self._slice.beyond)
+
+    def step_latency(self, elapsed_ns: int, used_ns: int, cores_percent: int) -> None:
+        """The same for a latency-critical tenant beside another."""
+        _lib.hami_slice_step_latency(self._slice, _Seen(elapsed=elapsed_ns, used=used_ns), cores_percent)
 
     def timeslice_us(self, longest_us: int) -> int:
         """Returns the timeslice where the terms' is ``longest_us``."""

@@ -6,6 +6,7 @@ Bounds are wide, and what misses them is measured again (test_compute.measured).
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -223,3 +224,21 @@ def test_the_bounds_are_those_of_the_interposer(tmp_path: Path) -> None:
     made = slice_of(tmp_path, None)
     done = subprocess.run([BUILD / "unit/requests_are_counted_in_rows", made.limits], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_of_two_latency_critical_jobs_the_one_beyond_its_share_has_short_timeslices(
+    tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    """And long ones again when it is within it. Both have 30 cores; the other one asks for 1 ms in each 20."""
+
+    def timeslices() -> tuple[list[int], list[int]]:
+        jobs = [slice_of(tmp_path, machine, latency_others=1, cores_percent=30) for _ in range(2)]
+        for job in jobs:
+            job.extra[c.ENV_LOG] = "2"
+        running = [start(jobs[0], SERVE, 2000, 1000, 0, "poll"), start(jobs[1], SERVE, 150, 1000, 19_000, "wait")]
+        said = [process.communicate(timeout=60)[1] for process in running]
+        assert [process.returncode for process in running] == [0, 0], said
+        found = [[int(us) for us in re.findall(r"timeslices of (\d+) us", text)] for text in said]
+        return found[0], found[1]
+
+    measured(timeslices, lambda found: found[0][:2] == [20_000, 1000] and set(found[1]) == {20_000})

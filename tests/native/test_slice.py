@@ -342,3 +342,56 @@ def test_tiny_stays_of_several_take_nobodys_cores() -> None:
     shares, _ = simulated((50, "burst", BUSY), (50, "burst", BUSY), seconds=8, keeper_stops_ns=0, slice_us=10)
     assert shares[0] >= 47
     assert tenants[0].slice.timeslice_us(40_500) >= LEAST_US
+
+
+# Of latency-critical tenants beside others.
+
+
+def lasting(slice: Slice, used: float, cores_percent: int, seconds: float, step_ns: int = 50 * MS) -> float:
+    """Returns for how long a tenant that uses so much of the time was beyond its share, seconds."""
+    was = 0
+    for _ in range(int(seconds * SECOND / step_ns)):
+        slice.step_latency(step_ns, int(step_ns * used), cores_percent)
+        was += slice.beyond
+    return was * step_ns / SECOND
+
+
+@given(st.integers(1, 100), st.floats(0, 1), st.integers(5, 200))
+@few
+def test_a_latency_critical_tenant_is_beyond_its_share_by_what_it_used_lately(
+    cores_percent: int, used: float, step_ms: int
+) -> None:
+    slice, of_share = Slice(), 100 * used / cores_percent
+    beyond = lasting(slice, used, cores_percent, 3, step_ms * MS)
+    assert beyond == 0 if of_share < 1.09 else beyond > 0 if of_share > 1.2 else True
+    assert lasting(slice, 0.98 * cores_percent / 100, cores_percent, 6, step_ms * MS) < 3
+    assert not slice.beyond
+
+
+def test_who_wants_everything_is_beyond_its_share_soon_and_after_a_rest_no_longer() -> None:
+    slice = Slice()
+    assert lasting(slice, 1, 40, 0.5) >= 0.3
+    slice.step_latency(10 * SECOND, 50 * MS, 40)
+    assert not slice.beyond
+    slice.step_latency(10 * SECOND, 9 * SECOND, 40)  # other processes of its job worked while it rested
+    assert slice.beyond
+
+
+@given(st.lists(st.tuples(I64, I64, U32), max_size=20))
+@few
+def test_a_latency_critical_tenant_takes_any_numbers(steps: list[tuple[int, int, int]]) -> None:
+    slice = Slice()
+    for elapsed_ns, used_ns, cores_percent in steps:
+        slice.step_latency(elapsed_ns, used_ns, cores_percent)
+        assert slice.timeslice_us(20_000) == 20_000
+
+
+def test_an_equal_tenant_beyond_its_share_is_interrupted_by_one_within_its_own() -> None:
+    terms = a.Terms(30, latency=True, floor_percent=5, latency_others=1, others_least_percent=30)
+    requests = [(at, 100 * US) for at in range(SECOND, 3 * SECOND, 3_997 * US)]
+    within = Tenant(terms, Load(requests=requests, full=False))
+    beyond = Tenant(terms, BUSY)
+    Gpu((within, beyond)).run(3 * SECOND)
+    assert np.percentile(within.waits_ns, 99) <= 1600 * US
+    assert beyond.worked_ns >= 0.75 * 3 * SECOND
+    assert (within.slice_ns, beyond.slice_ns) == (20 * MS, 1 * MS)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a program allocated leaves the GPU whatever its size, and arrays do; libcuda copies to nobody beyond an
-allocation's end, nor from an array by its address (docs/adr/107)."""
+allocation's end, nor from an array by its address (docs/adr/105)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ MIB = 1 << 20
         ("vmm 2097152 vmm 4194304", 6),
         ("array 65536", 2),
         ("array 5242880 array 1048576", 6 + 2),
-        ("plain 1048576 plain 65536", 0),  # pieces of an object where libcuda may have its own
+        ("plain 1048576 plain 65536", 2),  # pieces of one page
+        ("plain 1500000 plain 4 plain 300000 plain 1048576 plain 1048575 plain 1", 2 + 4),
+        ("plain 1000 " * 40 + "plain 3000000", 2 + 4),
     ],
 )
 def test_all_of_it_leaves_and_comes_back(
@@ -98,7 +100,7 @@ def test_all_of_it_leaves_and_comes_back(
 def test_without_the_kernel_whole_pages_leave_and_the_rest_stays(faults: str, tmp_path: Path, machine: Machine) -> None:
     job = Swapped.make(tmp_path / "job", *machine)
     job.made.extra["HAMI_SIM_FAULTS"] = faults
-    with job.start(TAKES, *["plain", "104857600", "plain", "3000000", "array", "5242880"]) as program:
+    with job.start(TAKES, *"plain 104857600 plain 3000000 array 5242880 plain 1000".split()) as program:
         for n in range(1, 3):
             assert job.move(out=True)[1] == "host"
             assert job.slot()["swapped_bytes"] >> 20 == STACK_MIB + 100

@@ -33,6 +33,7 @@
 #define MISSED_NS_MOST (SECOND / 10)
 #define WARY_NS_MISSED (8 * SECOND)
 #define WARY_NS_FAR (2 * SECOND)
+#define BEYOND_PERCENT 110 /* of its share, and within it below that */
 
 /* Moves an average by what was seen in `elapsed` ns. */
 static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
@@ -269,6 +270,16 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 		else
 			begin_try(slice);
 	}
+}
+
+void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent)
+{
+	const int64_t share = SECOND / 100 * (cores_percent < 100 ? cores_percent : 100);
+	if (seen->elapsed < 1000)
+		return;
+	const int64_t used = seen->used > 0 ? seen->used / (seen->elapsed / 1000) : 0; /* thousandths */
+	average(&slice->used, sensible(used * (SECOND / 1000)), seen->elapsed, MEMORY_NS);
+	slice->beyond = slice->used > share / 100 * (slice->beyond ? 100 : BEYOND_PERCENT);
 }
 
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)

@@ -19,6 +19,9 @@
  * Who yields and does not get its share by it shares again, and yields to nobody for some time: others may have been
  * light when it tried, and not since.
  *
+ * Beside somebody latency-critical timeslices are not fitted. But a latency-critical tenant that used more than its share
+ * lately has the short ones of a tenant that others come before: one that is within its share waits for no long one.
+ *
  * Each tenant decides by itself, from what all of them see: who came to the engine, and for how long.
  *
  * Pure: no clock, no system call, no state of its own. Times in ns.
@@ -93,6 +96,7 @@ struct hami_slice {
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
+	bool beyond;                             /* its share, by what it used lately */
 };
 
 /* Adds what was seen later to `seen`, but for what was used, which is of the job and not of one process. */
@@ -101,6 +105,12 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later);
 /* Moves on; `longest_us` is the timeslice of the tenant's terms. */
 void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent,
 		     uint32_t longest_us);
+
+/*
+ * The same for a latency-critical tenant beside another. `elapsed` is all time since the last step, `used` all that the job
+ * did in it.
+ */
+void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent);
 
 /* Returns when hami_slice_step() has to be called at the latest, by the clock that all share. */
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now);

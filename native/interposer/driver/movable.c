@@ -168,15 +168,17 @@ void hami_movable_pool(uint64_t address, uint64_t bytes)
 	pthread_mutex_unlock(&movables.lock);
 }
 
-void hami_movable_one(uint64_t address, uint64_t bytes)
+void hami_movable_allocated(uint64_t address, uint64_t bytes)
 {
 	const uint64_t pages = (bytes + PAGE - 1) / PAGE * PAGE;
 	pthread_mutex_lock(&movables.lock);
 	for (uint32_t i = 0; i < making.count; i++) {
 		struct entry *e = find(making.client[i], making.handle[i]);
-		/* Of one page libcuda may give the rest to others: for small allocations. */
-		if (e && e->mappings == 1 && e->movable.base == address && e->movable.length == pages &&
-		    (pages > PAGE || pages == bytes)) {
+		if (!e || e->mappings != 1 || address - e->movable.base >= e->movable.length)
+			continue;
+		if (bytes < PAGE && e->movable.length == PAGE) { /* libcuda gives the rest to others */
+			e->movable.holds = HAMI_HOLDS_SMALL;
+		} else if (e->movable.base == address && e->movable.length == pages) {
 			e->movable.holds = HAMI_HOLDS_ONE;
 			e->movable.allocated = bytes;
 		}

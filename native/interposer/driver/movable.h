@@ -27,6 +27,7 @@ enum hami_holds {
 	HAMI_HOLDS_POOL, /* of a stream-ordered pool a segment: the program's alone, of whole pages, where not all is allocated */
 	HAMI_HOLDS_ARRAYS, /* CUDA arrays and nothing of libcuda's */
 	HAMI_HOLDS_ONE,    /* a single allocation of the program, at its beginning */
+	HAMI_HOLDS_SMALL, /* allocations of the program that are smaller than a page, and nothing of libcuda's */
 };
 
 /* A request for a handle of that kind; its object is 0 where the memory has none. */
@@ -44,7 +45,7 @@ struct hami_movable {
 	int uvm_fd, control_fd;
 	uint64_t base, length;
 	enum hami_holds holds;
-	uint64_t allocated; /* so much of its beginning libcuda copies; 0: all of it, or what holds says */
+	uint64_t allocated; /* one: so much of its beginning libcuda copies; 0: all of it */
 	struct uvm_attributes gpu;
 };
 
@@ -67,8 +68,8 @@ void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed, uint64
 uint64_t hami_movable_last(void);
 /* A pool gave these addresses to the program: the objects that they are in are its segments. */
 void hami_movable_pool(uint64_t address, uint64_t bytes);
-/* The call gave the program these addresses: where they are all the pages of an object that it made, that holds nothing else. */
-void hami_movable_one(uint64_t address, uint64_t bytes);
+/* The call gave the program these addresses: an object that it made for them holds one allocation, or small ones. */
+void hami_movable_allocated(uint64_t address, uint64_t bytes);
 /*
  * A request, which succeeded, gave an object a handle by which other GPUs reach it. False: it is of a form that is not kept,
  * of whichever object it is.

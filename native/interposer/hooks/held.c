@@ -12,8 +12,6 @@
 #include "limits/launched.h"
 #include "limits/swap.h"
 
-#define PAGE (2ull << 20) /* the GPU's */
-
 #define CALL_AND(name, arguments, before, after)                                                             \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (__builtin_expect(!real, 0))                                                                      \
@@ -38,11 +36,10 @@ static void note_pool(CUresult result, uint64_t last, const CUdeviceptr *address
 		hami_movable_pool(*address, bytes);
 }
 
-/* After memory was given that may have an object to itself. */
-static void note_one(CUresult result, const CUdeviceptr *address, size_t bytes)
+static void note_allocated(CUresult result, const CUdeviceptr *address, size_t bytes)
 {
-	if (result == CUDA_SUCCESS && bytes >= PAGE)
-		hami_movable_one(*address, bytes);
+	if (result == CUDA_SUCCESS)
+		hami_movable_allocated(*address, bytes);
 }
 
 #define HELD(name, parameters, arguments)                                                                    \
@@ -72,7 +69,7 @@ static void note_one(CUresult result, const CUdeviceptr *address, size_t bytes)
 	CUresult CUDAAPI name parameters                                                                     \
 	{                                                                                                    \
 		CALL_AND(name, arguments, hami_movable_making(HAMI_HOLDS_ANYTHING),                          \
-			 note_one(result, a, result == CUDA_SUCCESS ? (bytes) : 0));                         \
+			 note_allocated(result, a, result == CUDA_SUCCESS ? (bytes) : 0));                   \
 	}
 #define MADE(name, holds, parameters, arguments)                                                             \
 	CUresult CUDAAPI name parameters                                                                     \

@@ -108,7 +108,9 @@ static void set_timeslice(struct keeper *k)
 	unsigned int groups = hami_objects_started_ever(k->slice_index);
 	k->processes = hami_region_step_processes(k->region);
 	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
-	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes * contexts);
+	struct hami_terms terms = k->terms;
+	terms.latency_above += k->slice.beyond;
+	k->longest_us = hami_terms_timeslice_us(&terms, k->processes * contexts);
 	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
 		return;
@@ -159,7 +161,9 @@ static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
 	uint64_t used = hami_opening_job_used(&k->opening);
 	k->seen.used = (int64_t)(used - k->job_used); /* of the job, not of this process alone */
 	k->job_used = used;
-	if (!hami_terms_others_timeslice_us(&k->terms))
+	if (k->terms.latency && k->terms.latency_others)
+		hami_slice_step_latency(&k->slice, &k->seen, k->terms.cores_percent);
+	else if (!hami_terms_others_timeslice_us(&k->terms))
 		k->slice = (struct hami_slice){0};
 	else
 		hami_slice_step(&k->slice, &k->seen, k->terms.cores_percent, k->longest_us);
@@ -234,6 +238,7 @@ static void read_terms(struct keeper *k)
  */
 static void rest(struct keeper *k)
 {
+	const int64_t begun = hami_clock_steady();
 	hami_log(2, "nothing to do on the GPU; the keeper rests%s\n", hami_slice_place(k->slice_index));
 	hami_ending_works(k->slice_index, false);
 	for (;;) {
@@ -254,8 +259,12 @@ static void rest(struct keeper *k)
 	hami_ending_works(k->slice_index, true);
 	k->busy = k->begun = k->counted = k->sampled = hami_clock_steady();
 	k->change = k->busy;
-	k->seen = (struct hami_seen){0};
-	k->job_used = hami_opening_job_used(&k->opening);
+	if (k->terms.latency) { /* whether it is beyond its share goes by all time, and all processes */
+		k->seen.elapsed += k->busy - begun;
+	} else {
+		k->seen = (struct hami_seen){0};
+		k->job_used = hami_opening_job_used(&k->opening);
+	}
 	read_terms(k);
 }
 

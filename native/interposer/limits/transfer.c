@@ -187,7 +187,7 @@ static CUresult prepare(const struct transfer *t)
 /* Returns whether a kernel may copy what libcuda refuses of such an object. */
 static bool may_by_kernel(enum hami_holds holds, bool to_host)
 {
-	return holds == HAMI_HOLDS_ARRAYS ||
+	return holds == HAMI_HOLDS_ARRAYS || holds == HAMI_HOLDS_SMALL ||
 	       (holds == HAMI_HOLDS_POOL && (!to_host || hami_trim_knows_all()));
 }
 

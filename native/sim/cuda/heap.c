@@ -153,7 +153,7 @@ static CUresult alloc_whole(struct heap *h, size_t size, CUdeviceptr *out)
 	if (r)
 		list_remove(&h->idle, r);
 	else
-		SIM_CHECK(grow(h, bytes, h->keep ? bytes : size, REGION_DEVICE, &r));
+		SIM_CHECK(grow(h, bytes, h->keep || size < FRAME_BYTES ? bytes : size, REGION_DEVICE, &r));
 	r->size = size;
 	list_add(&h->whole, r);
 	count_used(h, bytes);
