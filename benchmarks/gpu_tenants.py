@@ -75,7 +75,7 @@ class Tenant:
 
     @property
     def slice_ns(self) -> int:
-        terms = replace(self.terms, latency_above=self.terms.latency_above + self.slice.beyond)
+        terms = replace(self.terms, yields=self.terms.latency and self.slice.yields)
         longest = terms.timeslice_us(self.processes)
         us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
@@ -153,8 +153,10 @@ class Keeper:
         self.fit_samples += samples
         self.fit_held_back = self.fit_held_back or self.held_back
         if self.tenant.terms.latency and self.tenant.terms.latency_others and now - self.fitted >= FIT_NS:
-            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, self.tenant.terms.cores_percent)
-            self.fitted, self.fit_used = now, 0
+            working = sum(yes for _, yes in self.fit_samples)
+            cores, count = self.tenant.terms.cores_percent, len(self.fit_samples)
+            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, cores, count, working)
+            self.fitted, self.fit_used, self.fit_samples = now, 0, []
         elif self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
             self._fit(now)
 
@@ -281,9 +283,11 @@ class Keeper:
 
     def _works(self, now: int) -> None:
         """Has work again."""
-        self.busy = self.counted = self.sampled = self.change = now
-        if not self.tenant.terms.latency:
+        if self.tenant.terms.latency:
+            self.fit_samples += [(now, False)] * ((now - self.busy) // SAMPLE_NS_MOST)
+        else:
             self.fitted = now
+        self.busy = self.counted = self.sampled = self.change = now
 
 
 def tenants_of(specs: Sequence[tuple[int, str, Load]], fits: bool = True) -> list[Tenant]:

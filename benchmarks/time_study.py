@@ -148,6 +148,29 @@ def floor(study: Study) -> None:
     study.table("floor", ("the latency-critical tenant", "it has, %", "best effort has, %"), rows)
 
 
+def floor_of_two(study: Study) -> None:
+    """The same beside two latency-critical tenants, of 60 and 20 cores."""
+    rows = []
+    for first, second in (
+        ((0, 0), (0, 0)),
+        ((0, 0), (900, 8)),
+        ((900, 8), (300, 8)),
+        ((300, 8), (300, 8)),
+        ((100, 30), (100, 30)),
+        ((20, 5), (20, 5)),
+    ):
+        names, tenants = [], []
+        for cores, (work_us, wait_us) in ((60, first), (20, second)):
+            load = Load(think=(work_us * US, wait_us * US), full=False) if work_us else BUSY
+            terms = a.Terms(cores, latency=True, floor_percent=5, latency_others=1, turn_length=950)
+            tenants.append(Tenant(terms, load))
+            names.append(f"{work_us} us of work, {wait_us} without" if work_us else "wants everything")
+        shares = study.run(*tenants, Tenant(a.Terms(20, latency_others=2), BUSY))
+        rows.append((*names, *(f"{share:.1f}" for share in shares)))
+        study.claim(shares[-1] >= 4.5, f"two, {' and '.join(names)}: best effort has {shares[-1]:.1f} %")
+    study.table("floor-two", ("60 cores", "20 cores", "the first has, %", "the second, %", "best effort, %"), rows)
+
+
 def slice_cost(study: Study) -> None:
     rows, totals, waits = [], [], []
     for us in (10, 50, 200, 500, 1000, 2048, 4500, 11_250, 22_500, 45_000):
@@ -228,6 +251,7 @@ STUDIES = (
     mixtures,
     lc_waiting,
     floor,
+    floor_of_two,
     slice_cost,
     fit_study.light_beside,
     fit_study.gappy_beside,

@@ -11,6 +11,9 @@ floor: its jobs have no turns, take nothing from those of others, and are never 
 
 A job with mode=mig has a MIG instance to itself, with compute units of its own: nobody is beside it.
 
+Several latency-critical jobs leave the others the floor of their classes together: those that use more than their
+shares, or have work nearly always, keep to a turn of their own period, outside of which all of them are paused.
+
 Latency-critical jobs have an order: higher priority of the class first, then the shorter slo; a job without one has the
 longest. Equal ones have none. A job that others come before has short timeslices
 (native/interposer/arbitration/terms.c).
@@ -36,7 +39,8 @@ BY_SERVER = frozenset({"mps"})  # modes whose jobs have the time of a server, wh
 
 
 class Turn(NamedTuple):
-    """What a job is told about the others on its GPU. Permille of the common period; length 0 means always open.
+    """What a job is told about the others on its GPU. Permille of the common period, or of a latency-critical job's own
+    (HAMI_LEFT_EVERY_NS); length 0 means always open.
 
     The names are those of the limits record's fields.
     """
@@ -59,9 +63,10 @@ def make_turns(
 ) -> dict[int, Turn]:
     """Returns the turn of each job, by job id, from the live grants of one GPU.
 
-    Jobs that are not latency-critical and keep to turns have some when they are at least two. Each turn is in
-    proportion to the job's cores, in the order of job ids; together they fill the period exactly. `one_server`: all
-    users of the GPU share one MPS server (multi_user in [mps]). `begins` are those of make_begins, of the whole node.
+    Latency-critical jobs have one where they are several, beside others. Jobs that are not latency-critical and keep to
+    turns have some when they are at least two. Each turn is in proportion to the job's cores, in the order of job ids;
+    together they fill the period exactly. `one_server`: all users of the GPU share one MPS server (multi_user in
+    [mps]). `begins` are those of make_begins, of the whole node.
     """
     everybody = sorted(live, key=lambda grant: grant.job_id)
     grants = [grant for grant in everybody if grant.mode not in ALONE]
@@ -85,6 +90,10 @@ def make_turns(
     }
     turns |= {grant.job_id: NOBODY_BESIDE for grant in everybody if grant.mode in ALONE}
     others = [grant for grant in grants if not is_latency(grant) and grant.mode not in BY_SERVER]
+    if others and latency_count > 1:
+        for grant in filter(is_latency, grants):
+            length = PERIOD_PERMILLE - 10 * grant.floor_percent if grant.floor_percent else 0
+            turns[grant.job_id] = turns[grant.job_id]._replace(turn_length_permille=length)
     if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns
     total_percent = sum(grant.cores_percent for grant in others)

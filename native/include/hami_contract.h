@@ -96,7 +96,7 @@ struct hami_limits {
 	uint32_t slo_us; /* longest time a request of a latency-critical job should take, us; 0: none is given */
 	uint32_t latency_others; /* latency-critical jobs on the GPU besides this one */
 	uint32_t turn_begin_permille; /* start of the job's turn in the GPU's common period, permille, 0 to 999 */
-	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open */
+	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open. Of a latency-critical job: the part of its own, longer period in which it works when it wants more than its share */
 	uint32_t others_least_cores; /* fewest cores of another job on the GPU, percent; 0: no other job */
 	uint32_t others_capped; /* other jobs on the GPU whose policy is cap */
 	uint32_t latency_above; /* of a latency-critical job: those on the GPU that come before it, by class_priority, then by slo_us; else 0 */

@@ -125,7 +125,9 @@ def told(tenants: Sequence[Tenant]) -> list[Tenant]:
         return list(tenants)
     grants = [
         GRANT._replace(job_id=number, cores_percent=t.cores, policy=t.policy)._replace(
-            latency=t.fields.get("latency", 0), slo_us=t.fields.get("slo_us", 0)
+            latency=t.fields.get("latency", 0),
+            floor_percent=t.fields.get("floor_percent", 0),
+            slo_us=t.fields.get("slo_us", 0),
         )
         for number, t in enumerate(tenants)
     ]

@@ -31,6 +31,8 @@ def constant(header: str, name: str) -> int:
 
 
 ROUND_NS = constant("budget.h", "HAMI_ROUND_NS")
+LEFT_EVERY_NS = constant("terms.h", "HAMI_LEFT_EVERY_NS")
+LEFT_LATE_NS = constant("terms.h", "HAMI_LEFT_LATE_NS")
 SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
 COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
@@ -52,6 +54,7 @@ class _Terms(ctypes.Structure):
         ("others_capped", ctypes.c_uint32),
         ("in_step", ctypes.c_bool),
         ("step_begin", ctypes.c_uint32),
+        ("yields", ctypes.c_bool),
         ("beside_slice_us", ctypes.c_uint32),
     )
 
@@ -237,6 +240,7 @@ class Terms:
     in_step: bool = False
     step_begin: int = 0
     beside_slice_us: int = 0
+    yields: bool = False
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -253,6 +257,7 @@ class Terms:
             self.others_capped,
             self.in_step,
             self.step_begin,
+            self.yields,
             self.beside_slice_us,
         )
 

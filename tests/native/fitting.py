@@ -121,9 +121,12 @@ class Slice:
     def beyond(self) -> bool:
         return bool(self._slice.beyond)
 
-    def step_latency(self, elapsed_ns: int, used_ns: int, cores_percent: int) -> None:
+    def step_latency(
+        self, elapsed_ns: int, used_ns: int, cores_percent: int, samples: int = 0, outstanding: int = 0
+    ) -> None:
         """The same for a latency-critical tenant beside another."""
-        _lib.hami_slice_step_latency(self._slice, _Seen(elapsed=elapsed_ns, used=used_ns), cores_percent)
+        seen = _Seen(elapsed=elapsed_ns, used=used_ns, samples=samples, outstanding=outstanding)
+        _lib.hami_slice_step_latency(self._slice, seen, cores_percent)
 
     def timeslice_us(self, longest_us: int) -> int:
         """Returns the timeslice where the terms' is ``longest_us``."""

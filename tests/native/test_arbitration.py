@@ -75,8 +75,33 @@ def test_a_tenant_that_shares_has_no_turns(now: int, begin: int, length: int) ->
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(0, 999), st.integers(1, 999))
-def test_a_latency_critical_tenant_has_no_turns(now: int, begin: int, length: int) -> None:
-    assert a.Terms(50, latency=True, turn_begin=begin, turn_length=length).turn(now) == (True, a.FOREVER)
+def test_a_latency_critical_tenant_that_does_not_yield_has_no_turns(now: int, begin: int, length: int) -> None:
+    for others in (0, 2):
+        terms = a.Terms(50, latency=True, latency_others=others, turn_begin=begin, turn_length=length)
+        assert terms.turn(now) == (True, a.FOREVER)
+
+
+@given(st.integers(0, 2**62), st.integers(1, 99), st.lists(st.integers(1, 100), min_size=2, max_size=4))
+def test_latency_critical_tenants_that_yield_are_paused_together_for_the_floor_and_in_everybodys_turn(
+    now: int, floor: int, cores: list[int]
+) -> None:
+    def turn(at: int, cores_percent: int) -> tuple[bool, int]:
+        terms = a.Terms(cores_percent, latency=True, latency_others=1, turn_length=1000 - 10 * floor)
+        return terms.turn(at, yields=True)
+
+    paused, at, begins = 0, now - now % a.LEFT_EVERY_NS, set()
+    end = at + 5 * a.LEFT_EVERY_NS
+    while at < end:
+        (opened, until), *others = (turn(at, percent) for percent in cores)
+        assert at < until
+        assert all(other == (opened, until) for other in others)
+        paused += 0 if opened else until - at
+        if not opened:
+            begins.add(at % a.ROUND_NS // (10 * MS))
+        at = until
+    least = 5 * floor * a.LEFT_EVERY_NS // 100
+    assert least <= paused <= least + 5 * a.LEFT_LATE_NS
+    assert len(begins) == 5
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=32).filter(lambda cores: sum(cores) <= 100))

@@ -154,6 +154,24 @@ def test_the_floor_holds_beside_requests_that_leave_no_time_to_be_on_the_gpu(
     measured(beside, lambda found: found[0] > 18 and found[1] > 0)
 
 
+def test_two_latency_critical_jobs_leave_the_floor_together(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """What one of them leaves the other would take."""
+
+    def beside() -> float:
+        more = {"floor_percent": 20, "latency_others": 1, "turn_length_permille": 800, "cores_percent": 40}
+        urgent = [slice_of(tmp_path, machine, others_least_cores=20, **more) for _ in range(2)]
+        other = slice_of(tmp_path, machine, latency=0, floor_percent=0, latency_others=2, others_least_cores=40)
+        serves = [start(job, SERVE, 100_000, 900, 0, "wait") for job in urgent]
+        spins = start(other, BUILD / "compute/spin_for", 3000, 1000)
+        percent = float(spins.communicate(timeout=60)[0])
+        for process in serves:
+            process.kill()
+            process.communicate()
+        return percent
+
+    measured(beside, lambda percent: 17 < percent < 40)
+
+
 def test_a_forked_child_and_its_parent_are_both_measured(tmp_path: Path, machine: tuple[Path, str]) -> None:
     made = slice_of(tmp_path, machine)
     run(made, BUILD / "compute/forks_beside_the_keeper")
@@ -229,7 +247,7 @@ def test_the_bounds_are_those_of_the_interposer(tmp_path: Path) -> None:
 def test_of_two_latency_critical_jobs_the_one_beyond_its_share_has_short_timeslices(
     tmp_path: Path, machine: tuple[Path, str]
 ) -> None:
-    """And long ones again when it is within it. Both have 30 cores; the other one asks for 1 ms in each 20."""
+    """Both have 30 cores; the other one asks for 1 ms in each 20."""
 
     def timeslices() -> tuple[list[int], list[int]]:
         jobs = [slice_of(tmp_path, machine, latency_others=1, cores_percent=30) for _ in range(2)]
@@ -241,4 +259,4 @@ def test_of_two_latency_critical_jobs_the_one_beyond_its_share_has_short_timesli
         found = [[int(us) for us in re.findall(r"timeslices of (\d+) us", text)] for text in said]
         return found[0], found[1]
 
-    measured(timeslices, lambda found: found[0][:2] == [20_000, 1000] and set(found[1]) == {20_000})
+    measured(timeslices, lambda found: found[0][:2] == [20_000, 1500] and set(found[1]) == {20_000})

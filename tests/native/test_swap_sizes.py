@@ -100,7 +100,7 @@ def test_all_of_it_leaves_and_comes_back(
 def test_without_the_kernel_whole_pages_leave_and_the_rest_stays(faults: str, tmp_path: Path, machine: Machine) -> None:
     job = Swapped.make(tmp_path / "job", *machine)
     job.made.extra["HAMI_SIM_FAULTS"] = faults
-    with job.start(TAKES, *"plain 104857600 plain 3000000 array 5242880 plain 1000".split()) as program:
+    with job.start(TAKES, *["plain", "104857600", "plain", "3000000", "array", "5242880", "plain", "1000"]) as program:
         for n in range(1, 3):
             assert job.move(out=True)[1] == "host"
             assert job.slot()["swapped_bytes"] >> 20 == STACK_MIB + 100

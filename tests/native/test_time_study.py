@@ -13,21 +13,26 @@ from conformance import ROOT
 PAGE = ROOT / "docs/time-study.md"
 
 
-def study(folder: Path, seed: int) -> dict[str, bytes]:
+def study(folder: Path, seed: int, seconds: float) -> dict[str, bytes]:
+    """Writes the page for so much simulated time. Returns its files; claims hold where it is 2 s at least."""
     folder.mkdir()
     page = folder / "page.md"
     page.write_bytes(PAGE.read_bytes())
     program = str(ROOT / "benchmarks/time_study.py")
-    command = [sys.executable, program, "--seconds", "2", "--seed", str(seed), "--page", str(page)]
+    command = [sys.executable, program, "--seconds", str(seconds), "--seed", str(seed), "--page", str(page)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.returncode == 0 or (seconds < 2 and "Traceback" not in result.stderr), result.stdout + result.stderr
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_claims_of_the_study_hold_and_a_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    first, again = study(tmp_path / "first", 1), study(tmp_path / "again", 1)
+def test_the_claims_of_the_study_hold(tmp_path: Path) -> None:
+    study(tmp_path / "page", 1, 2)
+
+
+def test_a_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, again = study(tmp_path / "first", 1, 0.6), study(tmp_path / "again", 1, 0.6)
     assert first == again
-    assert study(tmp_path / "other", 2) != first
+    assert study(tmp_path / "other", 2, 0.6) != first
 
 
 def test_the_page_has_every_table_and_chart_of_the_study() -> None:
@@ -35,7 +40,7 @@ def test_the_page_has_every_table_and_chart_of_the_study() -> None:
     sources = ("benchmarks/time_study.py", "benchmarks/fit_study.py", "benchmarks/order_study.py")
     source = "".join((ROOT / path).read_text(encoding="utf-8") for path in sources)
     names = re.findall(r'\.table\(\s*"([\w-]+)"', source)
-    assert len(names) == 13
+    assert len(names) == 15
     for name in names:
         assert re.search(rf"<!-- {name} -->\n\|.*?\n<!-- end -->", text, re.DOTALL), name
     for chart in re.findall(r'study\.charts\["([\w.-]+)"\]', source):

@@ -77,8 +77,8 @@ def test_every_moment_of_a_process_is_counted_once(
 
 
 def test_samples_are_newer_than_the_time_asked_for(machine: Machine, tenant: subprocess.Popen[str]) -> None:
-    spin(tenant, 100)
-    assert machine.ask("[s.pid for s in n.nvmlDeviceGetProcessUtilization(d, 0)]") == [tenant.pid]
+    asked = "[s.pid for s in n.nvmlDeviceGetProcessUtilization(d, 0)]"
+    assert machine.ask_after(lambda: spin(tenant, 100), asked) == [tenant.pid]
     assert machine.ask("error(n.nvmlDeviceGetProcessUtilization, d, 1 << 62)") == "NVMLError_NotFound"
 
 

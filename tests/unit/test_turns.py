@@ -57,7 +57,10 @@ def check(live: Iterable[Grant]) -> None:
     begin = 0
     for one in grants:
         at, length = turns[one.job_id].turn_begin_permille, turns[one.job_id].turn_length_permille
-        if one.latency or not with_turns:
+        if one.latency:
+            several = ordinary and len(grants) - len(ordinary) > 1
+            assert (at, length) == (0, PERIOD_PERMILLE - 10 * one.floor_percent if several and one.floor_percent else 0)
+        elif not with_turns:
             assert (at, length) == (0, 0)
         else:
             assert (at, length) == (begin, max(length, 1)), "one after the other, in the order of job ids"
@@ -93,6 +96,16 @@ def test_more_jobs_than_a_period_can_hold_are_always_open() -> None:
     live = [grant(1, 1, latency=1), *(grant(job_id, 1) for job_id in range(2, 1003))]
     assert set(make_turns(live).values()) == {Turn(0, 0, 0, 1, 0, 0), Turn(1, 0, 0, 1, 0, 0)}
     check(live[:-1])
+
+
+def test_several_latency_critical_jobs_leave_the_floor_together() -> None:
+    """Where somebody is there who has it. A job whose class leaves nothing has no turn."""
+    urgent = [grant(1, 30, latency=1), grant(2, 30, latency=1), grant(3, 10, latency=1)._replace(floor_percent=0)]
+    lengths = {job: turn.turn_length_permille for job, turn in make_turns([*urgent, grant(4, 30)]).items()}
+    assert lengths == {1: 950, 2: 950, 3: 0, 4: 0}
+    for nobody in ([], [grant(4, 30)._replace(mode="mps")], [grant(4, 30)._replace(mode="mig")]):
+        assert all(not turn.turn_length_permille for turn in make_turns([*urgent, *nobody]).values())
+    assert all(not turn.turn_length_permille for turn in make_turns([urgent[0], grant(4, 30)]).values())
 
 
 def test_two_jobs_divide_the_period() -> None:

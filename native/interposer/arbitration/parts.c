@@ -18,7 +18,7 @@ struct piece {
 /* Returns the tenant's turn in the round in which `now` is: the round begins with it. */
 static struct piece turn_at(const struct hami_terms *terms, int64_t now)
 {
-	const bool has_turn = terms->turn_length && terms->turn_length < 1000;
+	const bool has_turn = terms->turn_length && terms->turn_length < 1000 && !terms->latency;
 	const int64_t offset = has_turn ? HAMI_ROUND_NS * (terms->turn_begin % 1000) / 1000 : 0;
 	const int64_t length = has_turn ? HAMI_ROUND_NS * terms->turn_length / 1000 : HAMI_ROUND_NS;
 	const int64_t since = now - offset + HAMI_ROUND_NS; /* never negative */

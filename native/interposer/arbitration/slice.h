@@ -19,8 +19,9 @@
  * Who yields and does not get its share by it shares again, and yields to nobody for some time: others may have been
  * light when it tried, and not since.
  *
- * Beside somebody latency-critical timeslices are not fitted. But a latency-critical tenant that used more than its share
- * lately has the short ones of a tenant that others come before: one that is within its share waits for no long one.
+ * Beside somebody latency-critical timeslices are not fitted. But of several latency-critical tenants those that used more
+ * than their shares lately, or have work nearly always, yield. Which for them means short timeslices, for whose end the
+ * others wait, in proportion to cores; and that they leave those who give way the floor (terms.h).
  *
  * Each tenant decides by itself, from what all of them see: who came to the engine, and for how long.
  *
@@ -96,7 +97,7 @@ struct hami_slice {
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
-	bool beyond;                             /* its share, by what it used lately */
+	bool beyond; /* its share, by what it used lately, if it is latency-critical */
 };
 
 /* Adds what was seen later to `seen`, but for what was used, which is of the job and not of one process. */

@@ -21,6 +21,8 @@
  * beside best effort, as each of its slices costs two changes (docs/time-study.md, "The order of latency-critical jobs").
  */
 #define SLICE_LATENCY_BELOW 1000u
+/* For each percent, of one that yields to others of its kind. Shorter ones leave it too little beside best effort, too. */
+#define SLICE_LATENCY_YIELDS 50u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
 /* Of copies there: a change costs about a microsecond (docs/adr/097-copies-give-way.md). */
@@ -99,6 +101,9 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 		return SLICE_BESIDE_LATENCY;
 	if (terms->latency && terms->latency_above)
 		return within(SLICE_LATENCY_BELOW / parts, HAMI_SLICE_US_LEAST, SLICE_LATENCY_BELOW);
+	if (terms->latency && terms->latency_others && terms->yields)
+		return within(terms->cores_percent * SLICE_LATENCY_YIELDS / parts, HAMI_SLICE_US_LEAST,
+			      SLICE_LATENCY);
 	if (terms->slice_us && !terms->latency_others)
 		return within(terms->slice_us / parts, HAMI_CLASS_SLICE_US_MIN, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->latency)
@@ -148,16 +153,18 @@ uint32_t hami_terms_cap(const struct hami_terms *terms)
 bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until)
 {
 	*until = INT64_MAX;
-	if (!terms->latency_others && !yields)
+	if (!yields && (!terms->latency_others || terms->latency))
 		return true;
-	if (terms->latency || !terms->turn_length || terms->turn_length >= 1000)
+	if (!terms->turn_length || terms->turn_length >= 1000)
 		return true;
-	int64_t begin = HAMI_ROUND_NS * (terms->turn_begin % 1000) / 1000;
-	int64_t length = HAMI_ROUND_NS * terms->turn_length / 1000;
-	int64_t into = (now - begin) % HAMI_ROUND_NS;
+	const int64_t every = terms->latency ? HAMI_LEFT_EVERY_NS : HAMI_ROUND_NS;
+	int64_t begin = every * (terms->turn_begin % 1000) / 1000;
+	int64_t length = every * terms->turn_length / 1000 - (terms->latency ? HAMI_LEFT_LATE_NS : 0);
+	length = length > 0 ? length : every / 1000;
+	int64_t into = (now - begin) % every;
 	if (into < 0)
-		into += HAMI_ROUND_NS;
-	*until = now - into + (into < length ? length : HAMI_ROUND_NS);
+		into += every;
+	*until = now - into + (into < length ? length : every);
 	return into < length;
 }
 

@@ -18,6 +18,14 @@
 
 /* The timeslice that libcuda sets, us. */
 #define HAMI_DRIVERS_SLICE_US 2048u
+/*
+ * Of several latency-critical tenants those that yield (slice.h) are all paused for a part of each of these, so that those
+ * who give way have the floor: what one of them leaves the others would take. It begins at another
+ * instant of the common round each time, as each of those has its turn in it.
+ */
+#define HAMI_LEFT_EVERY_NS 210000000ll
+/* So much longer than the floor: pauses take effect late. */
+#define HAMI_LEFT_LATE_NS 3500000ll
 /* ns: a request that takes longer is interrupted by others' changes. */
 #define HAMI_REQUEST_LONGEST 4000000ll
 
@@ -29,11 +37,13 @@ struct hami_terms {
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
 	uint32_t latency_above; /* of these, those that come before this one, if it is latency-critical */
-	uint32_t turn_begin, turn_length; /* permille of HAMI_ROUND_NS; length 0: always open */
-	uint32_t others_least_percent;    /* fewest cores of another tenant; 0: there is none */
-	uint32_t others_capped;           /* other tenants with a cap */
-	bool in_step;                     /* opens, or shuts, at the common instants of its job's slices */
-	uint32_t step_begin;              /* where these are in HAMI_ROUND_NS, permille */
+	uint32_t turn_begin,
+		turn_length; /* permille of HAMI_ROUND_NS, latency-critical: of HAMI_LEFT_EVERY_NS; length 0: always open */
+	uint32_t others_least_percent; /* fewest cores of another tenant; 0: there is none */
+	uint32_t others_capped;        /* other tenants with a cap */
+	bool in_step;                  /* opens, or shuts, at the common instants of its job's slices */
+	uint32_t step_begin;           /* where these are in HAMI_ROUND_NS, permille */
+	bool yields; /* latency-critical beside others that are, too: it wants more than its share (slice.h) */
 	uint32_t beside_slice_us; /* timeslice while a tenant that works in step is on the GPU; 0: none is */
 };
 
@@ -75,7 +85,8 @@ uint32_t hami_terms_cap(const struct hami_terms *terms);
 
 /*
  * Returns whether the tenant may work at `now`, ns of the clock that all tenants share; sets when that changes. It
- * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h).
+ * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h); one that is
+ * latency-critical itself only where it yields.
  */
 bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until);
 

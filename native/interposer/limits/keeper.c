@@ -108,9 +108,8 @@ static void set_timeslice(struct keeper *k)
 	unsigned int groups = hami_objects_started_ever(k->slice_index);
 	k->processes = hami_region_step_processes(k->region);
 	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
-	struct hami_terms terms = k->terms;
-	terms.latency_above += k->slice.beyond;
-	k->longest_us = hami_terms_timeslice_us(&terms, k->processes * contexts);
+	k->terms.yields = k->terms.latency && hami_slice_yields(&k->slice);
+	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes * contexts);
 	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
 		return;
@@ -261,6 +260,7 @@ static void rest(struct keeper *k)
 	k->change = k->busy;
 	if (k->terms.latency) { /* whether it is beyond its share goes by all time, and all processes */
 		k->seen.elapsed += k->busy - begun;
+		k->seen.samples += (uint32_t)((k->busy - begun) / SAMPLE_NS_MOST);
 	} else {
 		k->seen = (struct hami_seen){0};
 		k->job_used = hami_opening_job_used(&k->opening);
