@@ -75,7 +75,7 @@ class Tenant:
 
     @property
     def slice_ns(self) -> int:
-        terms = replace(self.terms, yields=self.terms.latency and self.slice.yields)
+        terms = replace(self.terms, greedy=self.slice.greedy)
         longest = terms.timeslice_us(self.processes)
         us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
@@ -155,7 +155,9 @@ class Keeper:
         if self.tenant.terms.latency and self.tenant.terms.latency_others and now - self.fitted >= FIT_NS:
             working = sum(yes for _, yes in self.fit_samples)
             cores, count = self.tenant.terms.cores_percent, len(self.fit_samples)
-            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, cores, count, working)
+            others = sum(left - came for who, came, left in self.stays[self.stays_told :] if who not in self.of_job)
+            self.stays_told = len(self.stays)
+            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, cores, count, working, others)
             self.fitted, self.fit_used, self.fit_samples = now, 0, []
         elif self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
             self._fit(now)

@@ -54,7 +54,7 @@ class _Terms(ctypes.Structure):
         ("others_capped", ctypes.c_uint32),
         ("in_step", ctypes.c_bool),
         ("step_begin", ctypes.c_uint32),
-        ("yields", ctypes.c_bool),
+        ("greedy", ctypes.c_bool),
         ("beside_slice_us", ctypes.c_uint32),
     )
 
@@ -240,7 +240,7 @@ class Terms:
     in_step: bool = False
     step_begin: int = 0
     beside_slice_us: int = 0
-    yields: bool = False
+    greedy: bool = False
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -257,7 +257,7 @@ class Terms:
             self.others_capped,
             self.in_step,
             self.step_begin,
-            self.yields,
+            self.greedy,
             self.beside_slice_us,
         )
 

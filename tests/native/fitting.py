@@ -28,6 +28,7 @@ class _Slice(ctypes.Structure):
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
         ("light_looking", ctypes.c_int64),
+        ("greedy", ctypes.c_bool),
         ("beyond", ctypes.c_bool),
     )
 
@@ -118,14 +119,24 @@ class Slice:
         _lib.hami_slice_step(self._slice, _Seen(*values), cores_percent, longest_us)
 
     @property
+    def greedy(self) -> bool:
+        return bool(self._slice.greedy)
+
+    @property
     def beyond(self) -> bool:
         return bool(self._slice.beyond)
 
     def step_latency(
-        self, elapsed_ns: int, used_ns: int, cores_percent: int, samples: int = 0, outstanding: int = 0
+        self,
+        elapsed_ns: int,
+        used_ns: int,
+        cores_percent: int,
+        samples: int = 0,
+        outstanding: int = 0,
+        others_ns: int = 1000,
     ) -> None:
         """The same for a latency-critical tenant beside another."""
-        seen = _Seen(elapsed=elapsed_ns, used=used_ns, samples=samples, outstanding=outstanding)
+        seen = _Seen(elapsed=elapsed_ns, used=used_ns, samples=samples, outstanding=outstanding, others=others_ns)
         _lib.hami_slice_step_latency(self._slice, seen, cores_percent)
 
     def timeslice_us(self, longest_us: int) -> int:

@@ -383,6 +383,11 @@ def test_who_has_work_nearly_always_yields_whatever_it_uses() -> None:
         slice.step_latency(50 * MS, 10 * MS, 40, samples=25, outstanding=24)
     assert slice.yields
     assert not slice.beyond
+    slice.step_latency(50 * MS, 50 * MS, 40, samples=25, outstanding=25, others_ns=0)
+    assert not slice.yields, "nobody else was there"
+    assert slice.greedy
+    slice.step_latency(50 * MS, 10 * MS, 40, samples=25, outstanding=25)
+    assert slice.yields
     slice.step_latency(SECOND, 10 * MS, 40, samples=500, outstanding=24)  # it rested
     assert not slice.yields
 

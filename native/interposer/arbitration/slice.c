@@ -283,8 +283,8 @@ void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *s
 		average(&slice->wants, sensible(1000ll * seen->outstanding / seen->samples), seen->elapsed,
 			MEMORY_NS);
 	slice->beyond = slice->used > share / 100 * (slice->beyond ? 100 : BEYOND_PERCENT);
-	slice->mode = slice->beyond || at_least(MOST_PERMILLE, slice->wants, 1000) ? HAMI_SLICE_YIELDS
-										   : HAMI_SLICE_SHARES;
+	slice->greedy = slice->beyond || at_least(MOST_PERMILLE, slice->wants, 1000);
+	slice->mode = slice->greedy && seen->stays.others > 0 ? HAMI_SLICE_YIELDS : HAMI_SLICE_SHARES;
 }
 
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)

@@ -20,8 +20,9 @@
  * light when it tried, and not since.
  *
  * Beside somebody latency-critical timeslices are not fitted. But of several latency-critical tenants those that used more
- * than their shares lately, or have work nearly always, yield. Which for them means short timeslices, for whose end the
- * others wait, in proportion to cores; and that they leave those who give way the floor (terms.h).
+ * than their shares lately, or have work nearly always, are greedy: they have short timeslices, for whose end the others
+ * wait, in proportion to cores. And while anybody else comes to the engine they yield, which for them means to leave those
+ * who give way the floor (terms.h).
  *
  * Each tenant decides by itself, from what all of them see: who came to the engine, and for how long.
  *
@@ -97,6 +98,7 @@ struct hami_slice {
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
+	bool greedy;                             /* latency-critical: it wants more than its share */
 	bool beyond; /* its share, by what it used lately, if it is latency-critical */
 };
 

@@ -21,8 +21,8 @@
  * beside best effort, as each of its slices costs two changes (docs/time-study.md, "The order of latency-critical jobs").
  */
 #define SLICE_LATENCY_BELOW 1000u
-/* For each percent, of one that yields to others of its kind. Shorter ones leave it too little beside best effort, too. */
-#define SLICE_LATENCY_YIELDS 50u
+/* For each percent, of a greedy one beside others of its kind. Shorter ones leave it too little beside best effort, too. */
+#define SLICE_LATENCY_GREEDY 50u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
 /* Of copies there: a change costs about a microsecond (docs/adr/097-copies-give-way.md). */
@@ -101,8 +101,8 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 		return SLICE_BESIDE_LATENCY;
 	if (terms->latency && terms->latency_above)
 		return within(SLICE_LATENCY_BELOW / parts, HAMI_SLICE_US_LEAST, SLICE_LATENCY_BELOW);
-	if (terms->latency && terms->latency_others && terms->yields)
-		return within(terms->cores_percent * SLICE_LATENCY_YIELDS / parts, HAMI_SLICE_US_LEAST,
+	if (terms->latency && terms->latency_others && terms->greedy)
+		return within(terms->cores_percent * SLICE_LATENCY_GREEDY / parts, HAMI_SLICE_US_LEAST,
 			      SLICE_LATENCY);
 	if (terms->slice_us && !terms->latency_others)
 		return within(terms->slice_us / parts, HAMI_CLASS_SLICE_US_MIN, HAMI_CLASS_SLICE_US_MAX);

@@ -43,7 +43,7 @@ struct hami_terms {
 	uint32_t others_capped;        /* other tenants with a cap */
 	bool in_step;                  /* opens, or shuts, at the common instants of its job's slices */
 	uint32_t step_begin;           /* where these are in HAMI_ROUND_NS, permille */
-	bool yields; /* latency-critical beside others that are, too: it wants more than its share (slice.h) */
+	bool greedy; /* latency-critical beside others that are, too: it wants more than its share (slice.h) */
 	uint32_t beside_slice_us; /* timeslice while a tenant that works in step is on the GPU; 0: none is */
 };
 

@@ -108,7 +108,7 @@ static void set_timeslice(struct keeper *k)
 	unsigned int groups = hami_objects_started_ever(k->slice_index);
 	k->processes = hami_region_step_processes(k->region);
 	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
-	k->terms.yields = k->terms.latency && hami_slice_yields(&k->slice);
+	k->terms.greedy = k->slice.greedy;
 	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes * contexts);
 	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
