@@ -90,7 +90,7 @@ def make_turns(
     }
     turns |= {grant.job_id: NOBODY_BESIDE for grant in everybody if grant.mode in ALONE}
     others = [grant for grant in grants if not is_latency(grant) and grant.mode not in BY_SERVER]
-    if others and latency_count > 1:
+    if len(grants) > latency_count > 1:
         for grant in filter(is_latency, grants):
             length = PERIOD_PERMILLE - 10 * grant.floor_percent if grant.floor_percent else 0
             turns[grant.job_id] = turns[grant.job_id]._replace(turn_length_permille=length)

@@ -92,7 +92,7 @@ static void strange_parts(const struct hami_terms *t, uint32_t rank, uint32_t co
 	const struct hami_part part = {.rank = rank, .count = count};
 	int64_t until;
 	hami_part_open(t, &part, now, &until);
-	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
+	CHECK(until > now && (until == INT64_MAX || until <= now + round));
 	for (size_t i = 0; i < n * n * n; i++) {
 		const struct hami_visit visit = {.stay = times[i / n % n], .usual = times[i / n / n]};
 		const int64_t late = times[i % n];
@@ -118,6 +118,8 @@ static void strange_terms(void)
 					.turn_length_permille = words[i % n],
 					.slice_us = i % 3 ? 0 : words[i / n]};
 		struct hami_terms t = hami_terms_read(&r, &r);
+		const int64_t round = t.latency ? HAMI_LEFT_EVERY_NS : HAMI_ROUND_NS;
+		t.greedy = i % 5 == 0;
 		uint32_t cap = hami_terms_cap(&t), slice = hami_terms_timeslice_us(&t, words[i % n]);
 		CHECK(cap >= 1 && cap <= 100);
 		CHECK(t.slice_us == r.slice_us);
