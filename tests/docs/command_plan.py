@@ -75,8 +75,7 @@ BY = {
     "hami-hpc events --since 1h": _EVENTS,
     "hami-hpc events --job 4711 --format json": _EVENTS,
     "hami-hpc events --follow --kind gpu_fault": _EVENTS,
-    "make sim-time": "tests/native/test_time_study.py::"
-    "test_the_claims_of_the_study_hold_and_a_seed_gives_the_same_bytes",
+    "make sim-time": "tests/native/test_time_study.py::test_the_claims_of_the_study_hold",
     "make deb": _DEBIAN,
     "apt-get install ./hami-hpc-common_*.deb ./hami-hpc-slurm_*.deb ./hami-hpc-node_*.deb": _DEBIAN,
     "make dist-node": "tests/packages/live_tarball.py",
