@@ -135,14 +135,21 @@ def lc_waiting(study: Study) -> None:
     study.charts["time-lc-load.svg"] = curves(title, "load of the LC tenant", "mean wait, us", series, "y")
 
 
+def with_gaps(work_us: int, wait_us: int) -> tuple[str, Load]:
+    """Returns a load that works and waits in turns, and what it is called; (0, 0): it never waits."""
+    if not work_us:
+        return "wants everything", BUSY
+    load = Load(think=(work_us * US, wait_us * US), full=False)
+    return f"{work_us} us of work, {wait_us} without", load
+
+
 def floor(study: Study) -> None:
     """What best effort has beside latency-critical tenants that leave it no time to be on the GPU."""
     rows = []
-    for work_us, wait_us in ((0, 0), (900, 8), (300, 8), (100, 30), (20, 5), (10, 50), (10, 150), (100, 300)):
-        load = Load(think=(work_us * US, wait_us * US), full=False) if work_us else BUSY
+    for gaps in ((0, 0), (900, 8), (300, 8), (100, 30), (20, 5), (10, 50), (10, 150), (100, 300)):
+        name, load = with_gaps(*gaps)
         lc = Tenant(a.Terms(40, latency=True, floor_percent=5), load)
         own, others = study.run(lc, Tenant(a.Terms(60, latency_others=1), BUSY))
-        name = f"{work_us} us of work, {wait_us} without" if work_us else "wants everything"
         rows.append((name, f"{own:.1f}", f"{others:.1f}"))
         study.claim(others >= 4.5, f"{name}: best effort has {others:.1f} %")
     study.table("floor", ("the latency-critical tenant", "it has, %", "best effort has, %"), rows)
@@ -160,11 +167,11 @@ def floor_of_two(study: Study) -> None:
         ((20, 5), (20, 5)),
     ):
         names, tenants = [], []
-        for cores, (work_us, wait_us) in ((60, first), (20, second)):
-            load = Load(think=(work_us * US, wait_us * US), full=False) if work_us else BUSY
+        for cores, gaps in ((60, first), (20, second)):
+            name, load = with_gaps(*gaps)
             terms = a.Terms(cores, latency=True, floor_percent=5, latency_others=1, turn_length=950)
             tenants.append(Tenant(terms, load))
-            names.append(f"{work_us} us of work, {wait_us} without" if work_us else "wants everything")
+            names.append(name)
         shares = study.run(*tenants, Tenant(a.Terms(20, latency_others=2), BUSY))
         rows.append((*names, *(f"{share:.1f}" for share in shares)))
         study.claim(shares[-1] >= 4.5, f"two, {' and '.join(names)}: best effort has {shares[-1]:.1f} %")

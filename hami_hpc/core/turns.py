@@ -91,9 +91,10 @@ def make_turns(
     turns |= {grant.job_id: NOBODY_BESIDE for grant in everybody if grant.mode in ALONE}
     others = [grant for grant in grants if not is_latency(grant) and grant.mode not in BY_SERVER]
     if len(grants) > latency_count > 1:
-        for grant in filter(is_latency, grants):
-            length = PERIOD_PERMILLE - 10 * grant.floor_percent if grant.floor_percent else 0
-            turns[grant.job_id] = turns[grant.job_id]._replace(turn_length_permille=length)
+        for grant in grants:
+            if is_latency(grant) and grant.floor_percent:
+                length = PERIOD_PERMILLE - 10 * grant.floor_percent
+                turns[grant.job_id] = turns[grant.job_id]._replace(turn_length_permille=length)
     if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns
     total_percent = sum(grant.cores_percent for grant in others)

@@ -157,7 +157,7 @@ def test_arrays_variables_stacks_and_odd_sizes_keep_their_content(pinned_mib: in
     base = gpu_used_mib()
     job = make(tmp_path / "job", pinned_mib=pinned_mib)
     with Program([str(program)], job.made.environment()) as running:
-        most = 400 + tables_mib(pinned_mib, 4300)
+        most = 290 + tables_mib(pinned_mib, 4300)
         goes_and_comes(job, running, "arrays.cu", base=base, times=3, most_mib=most)
 
 

@@ -28,8 +28,8 @@ class _Slice(ctypes.Structure):
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
         ("light_looking", ctypes.c_int64),
-        ("greedy", ctypes.c_bool),
         ("beyond", ctypes.c_bool),
+        ("greedy", ctypes.c_bool),
     )
 
 

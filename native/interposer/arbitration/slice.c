@@ -277,8 +277,8 @@ void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *s
 	const int64_t share = SECOND / 100 * (cores_percent < 100 ? cores_percent : 100);
 	if (seen->elapsed < 1000)
 		return;
-	const int64_t used = seen->used > 0 ? seen->used / (seen->elapsed / 1000) : 0; /* thousandths */
-	average(&slice->used, sensible(used * (SECOND / 1000)), seen->elapsed, MEMORY_NS);
+	const int64_t thousandths = sensible(seen->used / (seen->elapsed / 1000));
+	average(&slice->used, sensible(thousandths * (SECOND / 1000)), seen->elapsed, MEMORY_NS);
 	if (seen->samples)
 		average(&slice->wants, sensible(1000ll * seen->outstanding / seen->samples), seen->elapsed,
 			MEMORY_NS);

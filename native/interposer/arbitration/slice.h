@@ -98,8 +98,7 @@ struct hami_slice {
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
-	bool greedy;                             /* latency-critical: it wants more than its share */
-	bool beyond; /* its share, by what it used lately, if it is latency-critical */
+	bool beyond, greedy; /* latency-critical: it used, or wants, more than its share */
 };
 
 /* Adds what was seen later to `seen`, but for what was used, which is of the job and not of one process. */
@@ -110,7 +109,7 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 		     uint32_t longest_us);
 
 /*
- * The same for a latency-critical tenant beside another. `elapsed` is all time since the last step, `used` all that the job
+ * The same for a latency-critical tenant beside another. Of what was seen, `elapsed` is all time since the last step, `used` all that the job
  * did in it.
  */
 void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent);

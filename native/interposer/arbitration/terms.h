@@ -19,9 +19,9 @@
 /* The timeslice that libcuda sets, us. */
 #define HAMI_DRIVERS_SLICE_US 2048u
 /*
- * Of several latency-critical tenants those that yield (slice.h) are all paused for a part of each of these, so that those
- * who give way have the floor: what one of them leaves the others would take. It begins at another
- * instant of the common round each time, as each of those has its turn in it.
+ * Of several latency-critical tenants those that yield (slice.h) are all paused at the end of each of these, so that those
+ * who give way have the floor: what one of them leaves the others would take. It is no multiple of the common round, so
+ * that each turn in that has its part.
  */
 #define HAMI_LEFT_EVERY_NS 210000000ll
 /* So much longer than the floor: pauses take effect late. */
@@ -37,8 +37,8 @@ struct hami_terms {
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
 	uint32_t latency_above; /* of these, those that come before this one, if it is latency-critical */
-	uint32_t turn_begin,
-		turn_length; /* permille of HAMI_ROUND_NS, latency-critical: of HAMI_LEFT_EVERY_NS; length 0: always open */
+	/* Permille of HAMI_ROUND_NS, of a latency-critical tenant of HAMI_LEFT_EVERY_NS; length 0: always open. */
+	uint32_t turn_begin, turn_length;
 	uint32_t others_least_percent; /* fewest cores of another tenant; 0: there is none */
 	uint32_t others_capped;        /* other tenants with a cap */
 	bool in_step;                  /* opens, or shuts, at the common instants of its job's slices */
@@ -53,7 +53,7 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 /*
  * Returns the timeslice of one of `parts` processes, or contexts of them, that share the terms, in microseconds; 0: the
  * driver's. They divide the tenant's. Beside somebody latency-critical the class's own does not count: it is short,
- * but for a latency-critical tenant whom nobody comes before.
+ * but for a latency-critical tenant whom nobody comes before, and that is not greedy.
  */
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Copies device memory that libcuda does not, by a kernel of our own: segments of pools where nothing is allocated
- * (docs/adr/107), arrays, and what lies behind an allocation in its last page (docs/adr/105). The kernel is compiled once per context, when first needed.
+ * (docs/adr/107), arrays, pages of small allocations, and what lies behind an allocation in its last page (docs/adr/105). The
+ * kernel is compiled once per context, when first needed.
  *
  * No lock: one thread prepares, before others copy. Not async-signal-safe. A forked child has none.
  */

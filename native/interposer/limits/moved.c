@@ -11,7 +11,7 @@
 static size_t by_libcuda(const struct hami_movable *m)
 {
 	if (m->holds == HAMI_HOLDS_SMALL)
-		return 0; /* it copies no two allocations at once, nor what is free between them */
+		return 0; /* it copies neither two allocations at once nor what is free between them */
 	return m->allocated ? m->allocated / HAMI_KERNEL_UNIT * HAMI_KERNEL_UNIT : m->length;
 }
 

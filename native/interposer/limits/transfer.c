@@ -209,8 +209,8 @@ static size_t take_refused(const struct transfer *t, bool *pools, bool *failures
 }
 
 /*
- * Copies by a kernel, once nothing else is under way, what libcuda does not: the rest of the last page of an allocation, and
- * what it refused of pools and arrays. What the kernel does not copy either stays on the GPU, as if there were none. Returns
+ * Copies by a kernel, once nothing else is under way, what libcuda does not: the rest of the last page of an allocation, pages of
+ * small ones, and what it refused of pools and arrays. What the kernel does not copy either stays on the GPU, as if there were none. Returns
  * false when no thread could bring back what is away, or the GPU was full.
  */
 static bool copy_rest(struct transfer *t)
