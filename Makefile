@@ -39,7 +39,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
-.PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
+.PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-all-points test-unit mutate \
 	test-cluster test-packages test-vm test-matrix check-slurm-releases record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
 	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
@@ -93,7 +93,7 @@ test: needs-root setup-test ## every tier that needs no GPU
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
 	$(PYTEST) tests/native -m quiet $(SECOND_TRY)
-	HAMI_HPC_TESTS_IN_MEMORY=1 PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu and not quiet" -n 6 --dist loadscope --durations=15 $(SECOND_TRY)
+	HAMI_HPC_TESTS_IN_MEMORY=1 PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu and not quiet" -n 7 --dist loadscope --durations=15 $(SECOND_TRY)
 
 test-native: setup-test build ## the C parts' own tests
 	@scripts/reachable $(MAKE) -C native test
@@ -109,6 +109,10 @@ test-with-address:
 	@PYTEST_ADDOPTS='$(SECOND_TRY)' scripts/reachable $(MAKE) -C native SAN=address,undefined test
 test-with-thread:
 	@PYTEST_ADDOPTS='$(SECOND_TRY)' scripts/reachable $(MAKE) -C native SAN=thread test-interposer
+
+# Not part of `make test`, which tries each fourth of these points, from another one on with each commit.
+test-all-points: needs-root setup-test build ## the unit tests, with stages, store and render killed at every line and call
+	HAMI_TEST_EACH=1 HAMI_HPC_TESTS_IN_MEMORY=1 PYTHONPATH=tests $(PYTEST) tests/unit -n 6 --dist loadscope $(SECOND_TRY)
 
 test-unit: setup-test build ## Python and Lua, without a cluster
 	$(PYTEST) tests -m "not gpu and not cluster"

@@ -154,10 +154,10 @@ class Keeper:
         self.fit_held_back = self.fit_held_back or self.held_back
         if self.tenant.terms.latency and self.tenant.terms.latency_others and now - self.fitted >= FIT_NS:
             working = sum(yes for _, yes in self.fit_samples)
-            cores, count = self.tenant.terms.cores_percent, len(self.fit_samples)
+            share, count = self.tenant.terms.latency_share(), len(self.fit_samples)
             others = sum(left - came for who, came, left in self.stays[self.stays_told :] if who not in self.of_job)
             self.stays_told = len(self.stays)
-            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, cores, count, working, others)
+            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, share, count, working, others)
             self.fitted, self.fit_used, self.fit_samples = now, 0, []
         elif self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
             self._fit(now)

@@ -173,6 +173,8 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'asked_cores_percent': (328, 4, 'u'),
     'swap': (332, 4, 'u'),
     'swap_pinned_bytes': (336, 8, 'u'),
+    'latency_cores': (344, 4, 'u'),
+    'server_slice_us': (348, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

@@ -34,6 +34,7 @@ PERIOD_PERMILLE = 1000
 # native/interposer/arbitration/terms.c: the timeslice that follows from cores; and the driver's own, of policy none.
 TIMESLICE_US_PER_CORE = 450
 DRIVERS_TIMESLICE_US = 2048
+CHANGE_US = 190  # of one tenant for another, on an H200 (docs/adr/045)
 ALONE = frozenset({"mig"})  # modes whose jobs share no compute units with others
 BY_SERVER = frozenset({"mps"})  # modes whose jobs have the time of a server, which keeps to no turn and to no floor
 
@@ -53,6 +54,8 @@ class Turn(NamedTuple):
     latency_above: int
     beside_slice_us: int = 0
     step_begin_permille: int = 0
+    latency_cores: int = 0
+    server_slice_us: int = 0
 
 
 NOBODY_BESIDE = Turn(0, 0, 0, 0, 0, 0)
@@ -90,11 +93,17 @@ def make_turns(
     }
     turns |= {grant.job_id: NOBODY_BESIDE for grant in everybody if grant.mode in ALONE}
     others = [grant for grant in grants if not is_latency(grant) and grant.mode not in BY_SERVER]
+    if latency_count and len(others) < len(grants) - latency_count:
+        slice_us = _slice_beside_server(sum(grant.cores_percent for grant in others))
+        turns |= {grant.job_id: turns[grant.job_id]._replace(server_slice_us=slice_us) for grant in others}
     if len(grants) > latency_count > 1:
+        latency_cores = sum(grant.cores_percent for grant in grants if is_latency(grant) and grant.floor_percent)
         for grant in grants:
             if is_latency(grant) and grant.floor_percent:
                 length = PERIOD_PERMILLE - 10 * grant.floor_percent
-                turns[grant.job_id] = turns[grant.job_id]._replace(turn_length_permille=length)
+                turns[grant.job_id] = turns[grant.job_id]._replace(
+                    turn_length_permille=length, latency_cores=latency_cores
+                )
     if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns
     total_percent = sum(grant.cores_percent for grant in others)
@@ -138,6 +147,15 @@ def _least_of_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int
         grant.job_id: next((value for tenant, value in two_least if tenant != _tenant(grant, one_server)), 0)
         for grant in grants
     }
+
+
+def _slice_beside_server(cores_percent: int) -> int:
+    """Returns the timeslice, us, with which jobs of so many cores together, of which one at a time is open, have these
+    of the time beside an MPS server, which always has its own timeslice, or as many as have such a one."""
+    least, most = 10, DRIVERS_TIMESLICE_US
+    if cores_percent >= 100:
+        return most
+    return min(most, max(least, cores_percent * (DRIVERS_TIMESLICE_US + 2 * CHANGE_US) // (100 - cores_percent)))
 
 
 def _tenant(grant: Grant, one_server: bool) -> tuple[str, int]:

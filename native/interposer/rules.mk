@@ -130,15 +130,16 @@ SLOW_TESTS := any_usage_record or rests_while or two_ or tenants or shares_follo
 SLOW_TESTS += or each_family or calls_wait_while or said_to_be_away or room_on_the_gpu or away_needs_no_room or \
 	cannot_be_moved_says or record_does_not_allow or child_of_a_program or made_while_memory_is_away or \
 	call_of_it_waits or not_begun_waits or middle_of_a_move_in or kernel_such_segments_stay or need_the_kernel_has_none
+SLOW_TESTS += or (whatever_of_them_is_free and not 64) or kernel_does_not_reach or room_for_nothing_else or \
+	a_program_says_while or what_stays_is_counted or refused_on_the_way_back_only
 SLOW_TESTS += $(if $(findstring thread,$(SAN)),or kernel_that_does_not_end or killed_while_away or without_a_context \
-	or while_its_memory_is_copied or whatever_of_them_is_free or what_stays_is_counted or kernel_does_not_reach \
-	or room_for_nothing_else or come_back_when_the_gpu_has_room)
+	or while_its_memory_is_copied or whatever_of_them_is_free or come_back_when_the_gpu_has_room)
 # GCC 12's address sanitizer may hold its allocator's lock in a child forked beside threads: the child's calloc hangs.
 NOT_HERE := $(SLOW_TESTS)$(if $(findstring address,$(SAN)), or a_forked_child_has_a_table)
 $(if $(SAN),test: test-interposer)
 .PHONY: test-interposer
 test-interposer: all
-	HAMI_TEST_BUILD=$(BUILD) $(PYTHON) -m pytest -q -p no:cacheprovider $(INTERPOSER_TESTS) -k "not ($(NOT_HERE))"
+	HAMI_TEST_BUILD=$(BUILD) $(PYTHON) -m pytest -q -p no:cacheprovider -n 3 --dist loadscope $(INTERPOSER_TESTS) -k "not ($(NOT_HERE))"
 
 # The library in Python itself, so that the sanitizer has to be there before Python. Not with SAN=thread: no threads.
 test: $(if $(findstring address,$(SAN)),test-arbitration)

@@ -56,6 +56,8 @@ class _Terms(ctypes.Structure):
         ("step_begin", ctypes.c_uint32),
         ("greedy", ctypes.c_bool),
         ("beside_slice_us", ctypes.c_uint32),
+        ("latency_cores", ctypes.c_uint32),
+        ("server_slice_us", ctypes.c_uint32),
     )
 
 
@@ -126,6 +128,7 @@ _lib.hami_budget_in_step.restype = _I64
 _lib.hami_budget_in_step.argtypes = (ctypes.c_bool, _U32, _U32)
 _lib.hami_terms_timeslice_us.restype = _U32
 _lib.hami_terms_timeslice_us.argtypes = (ctypes.POINTER(_Terms), _U32)
+_lib.hami_terms_latency_share.restype, _lib.hami_terms_latency_share.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_turn.restype = ctypes.c_bool
 _lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_I64))
@@ -241,6 +244,8 @@ class Terms:
     step_begin: int = 0
     beside_slice_us: int = 0
     greedy: bool = False
+    latency_cores: int = 0
+    server_slice_us: int = 0
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -259,7 +264,13 @@ class Terms:
             self.step_begin,
             self.greedy,
             self.beside_slice_us,
+            self.latency_cores,
+            self.server_slice_us,
         )
+
+    def latency_share(self) -> int:
+        """Returns the share of a latency-critical tenant beside others of its kind, percent."""
+        return int(_lib.hami_terms_latency_share(self._struct()))
 
     def timeslice_us(self, parts: int = 1) -> int:
         """Returns the timeslice of one of so many processes, or contexts, us; 0: the driver's own."""

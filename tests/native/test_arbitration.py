@@ -141,6 +141,13 @@ def test_many_without_a_share_take_no_more_turns_than_one(cores: int, parts: int
     assert beside.timeslice_us() == alone.timeslice_us(parts) == 0, "the driver's own"
 
 
+def test_beside_an_mps_server_too_a_timeslice_is_as_long_as_root_says_and_no_longer_than_the_servers() -> None:
+    for told, parts, us in ((0, 1, 10), (607, 1, 607), (607, 3, 202), (1, 1, 10), (2**32 - 1, 1, 2048)):
+        assert a.Terms(20, latency_others=1, server_slice_us=told).timeslice_us(parts) == us
+    assert a.Terms(20, latency=True, server_slice_us=607).timeslice_us() == 20_000
+    assert a.Terms(20, server_slice_us=607).timeslice_us() == 9_000, "nobody is latency-critical"
+
+
 @given(st.integers(1, 100), st.integers(1, 64))
 def test_the_processes_of_a_tenant_divide_its_timeslice_unless_it_would_be_too_short(
     cores: int, processes: int

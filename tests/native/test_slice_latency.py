@@ -88,6 +88,47 @@ def test_an_equal_tenant_beyond_its_share_is_interrupted_by_one_within_its_own()
     assert (within.slice_ns, beyond.slice_ns) == (20 * MS, 1500 * US)
 
 
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=8), st.integers(0, 99))
+@few
+def test_shares_are_the_cores_unless_all_together_could_leave_less_than_the_floor(cores: list[int], floor: int) -> None:
+    all_cores = sum(cores)
+    shares = [
+        a.Terms(own, latency=True, floor_percent=floor, latency_cores=all_cores).latency_share() for own in cores
+    ]
+    assert all(1 <= share <= own for share, own in zip(shares, cores, strict=True))
+    if 110 * all_cores <= 100 * (100 - floor):
+        assert shares == cores
+    else:
+        assert 110 * sum(share for share in shares if share > 1) <= 100 * (100 - floor)
+    assert a.Terms(cores[0], latency=True, floor_percent=floor).latency_share() == cores[0], "there are not several"
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+@few
+def test_a_share_is_survived_whatever_was_written(cores: int, floor: int, all_cores: int) -> None:
+    share = a.Terms(cores, latency=True, floor_percent=floor, latency_cores=all_cores).latency_share()
+    assert share <= 100
+
+
+def test_services_that_take_turns_in_being_at_work_leave_the_floor() -> None:
+    """Each uses what it asked for, and what is left when they alternate is less than the floor."""
+    every, us = 20 * MS, 9600 * US
+    got = {}
+    for latency_cores in (0, 96):
+        terms = a.Terms(
+            48, latency=True, floor_percent=5, latency_others=1, turn_length=950, latency_cores=latency_cores
+        )
+        urgent = [
+            Tenant(terms, Load(requests=[(at, us) for at in range(begin, 6 * SECOND, every)], full=False))
+            for begin in (0, every // 2)
+        ]
+        other = Tenant(a.Terms(4, latency_others=2), BUSY)
+        Gpu((*urgent, other)).run(6 * SECOND)
+        got[latency_cores] = 100 * other.worked_ns / (6 * SECOND)
+    assert got[0] < 3
+    assert got[96] >= 4
+
+
 @pytest.mark.parametrize("gaps", [(0, 0), (300 * US, 8 * US), (20 * US, 5 * US)], ids=["none", "some", "many"])
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_that_leave_no_time_leave_the_floor_together(count: int, gaps: tuple[int, int]) -> None:

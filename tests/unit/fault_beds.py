@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pynvml
+from forked import points
 from mig_testbed import MigNode, mig_environment
 from mps_testbed import PROGRAM, MpsNode
 from node_testbed import GPU_MIB, UID, UUIDS, Node, job_environment, names_in, pair_environment
@@ -287,11 +288,9 @@ class PairBed(Bed):
 
 
 def explore(bed: Bed, prepare: Callable[[], None], fault: Callable[[int], bool], least: int = 10) -> None:
-    """Makes the fault at the first, second, ... fault point until it does not happen. From each state that it leaves,
+    """Makes the fault at the fault points of points() until it does not happen. From each state that it leaves,
     all orders of STEPS follow, and at each order's end finish()."""
-    point, has_happened = 0, True
-    while has_happened:
-        point += 1
+    for point in points():
         paths: list[tuple[str, ...]] = [()]
         while paths:
             path = paths.pop()
@@ -302,6 +301,8 @@ def explore(bed: Bed, prepare: Callable[[], None], fault: Callable[[int], bool],
             except AssertionError as error:
                 error.add_note(f"fault point {point}, then {' and '.join(path) or 'the rest'}")
                 raise
+        if not has_happened:
+            break
     assert point > least, "hardly any fault point was met"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fault_beds import quick
-from forked import TURNS, fork, killing
+from forked import TURNS, fork, killing, points
 from node_testbed import GPU_MIB, ROOT, Node, job_environment
 
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S
@@ -74,13 +74,12 @@ def run_and_kill(body: Callable[[], None], at_line: int, turns: int = TURNS) -> 
 
 
 def all_lines(body: Callable[[], None], before: Callable[[], None], turns: int = TURNS) -> Iterator[int]:
-    """Kills `body` at line 1, 2, 3, ... until it ends by itself; yields after each kill, with `before` done anew."""
-    line = 1
-    before()
-    while run_and_kill(body, line, turns):
-        yield line
+    """Kills `body` at the lines of points() until it ends by itself; yields after each kill. `before` precedes each."""
+    for line in points():
         before()
-        line += 1
+        if not run_and_kill(body, line, turns):
+            break
+        yield line
     assert line > 50, "hardly any line was traced"
 
 
@@ -136,11 +135,11 @@ AFTER_EPILOG = (assert_epilog_recovers, assert_reconcile_recovers)
 @pytest.mark.own_process
 def test_a_prolog_killed_at_any_line_is_made_good(node: Node) -> None:
     settings = node.settings
-    for line in all_lines(lambda: prolog(settings, job_environment(JOB)), lambda: start_over(node)):
+    for kill, line in enumerate(all_lines(lambda: prolog(settings, job_environment(JOB)), lambda: start_over(node))):
         if str(JOB) in node.names():
             assert JOB in node.grants(), f"killed at line {line}: a directory whose memory others could be given"
             node.assert_job_is_ready(JOB)
-        AFTER_PROLOG[line % len(AFTER_PROLOG)](node)
+        AFTER_PROLOG[kill % len(AFTER_PROLOG)](node)
 
 
 def spooled_peak(node: Node) -> object:
@@ -159,8 +158,8 @@ def with_used_job(node: Node) -> Callable[[], None]:
 @pytest.mark.own_process
 def test_an_epilog_killed_at_any_line_is_made_good_and_loses_no_usage(node: Node) -> None:
     settings = node.settings
-    for line in all_lines(lambda: epilog(settings, JOB, had_vgpu=True), with_used_job(node)):
-        AFTER_EPILOG[line % len(AFTER_EPILOG)](node)
+    for kill, line in enumerate(all_lines(lambda: epilog(settings, JOB, had_vgpu=True), with_used_job(node))):
+        AFTER_EPILOG[kill % len(AFTER_EPILOG)](node)
         assert spooled_peak(node) == 777, f"killed at line {line}"
         assert [name for name in node.spooled() if not name.startswith(".")] == [f"{JOB}.json"]
 
@@ -185,12 +184,11 @@ def run_stage(node: Node, killer: Path, stage: str, at_call: int) -> int:
 
 
 def all_calls(node: Node, killer: Path, stage: str, before: Callable[[], None]) -> Iterator[int]:
-    before()
-    call = 1
-    while run_stage(node, killer, stage, call) != 0:
-        yield call
+    for call in points():
         before()
-        call += 1
+        if run_stage(node, killer, stage, call) == 0:
+            break
+        yield call
     assert call > 10, "hardly any call was counted"
 
 

@@ -39,8 +39,8 @@ def test_an_epilog_killed_at_any_line_leaves_exactly_one_record(node: Node) -> N
         else:
             epilog(node.settings, 7, had_vgpu=False)
 
-    for line in all_lines(lambda: epilog(node.settings, 7, had_vgpu=False), before):
-        finish(line)
+    for kill, line in enumerate(all_lines(lambda: epilog(node.settings, 7, had_vgpu=False), before)):
+        finish(kill)
         assert [name for name in node.spooled() if not name.startswith(".")] == ["7.json"], f"killed at line {line}"
         assert node.record()["observed_busy_ns"] == 1800 * 10**9
         squared(node)

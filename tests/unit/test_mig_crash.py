@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked import points
 from mig_testbed import KILLED, MigNode, is_of, mig_environment
 
 from hami_hpc.contract import constants as c
@@ -88,13 +89,12 @@ def by_the_next_jobs_prolog(bed: MigNode, foreign: Instance) -> None:
 
 
 def all_lines(bed: MigNode, body: Callable[[], object], before: Callable[[], None], least: int) -> Iterator[int]:
-    """Kills `body` at its first, second, ... line of CHANGING until it ends by itself; `before` is done each time."""
-    line = 1
-    before()
-    while bed.run(body, at_line=line, traced=CHANGING) == KILLED:
-        yield line
+    """Kills `body` at the lines of points() of CHANGING until it ends by itself; `before` is done each time."""
+    for line in points():
         before()
-        line += 1
+        if bed.run(body, at_line=line, traced=CHANGING) != KILLED:
+            break
+        yield line
     assert line > least, "hardly any line was traced"
 
 

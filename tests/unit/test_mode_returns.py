@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from forked import fork, killing
+from forked import fork, killing, points
 from mode_testbed import AVAILABLE, REASON, Bed, bed, broken
 
 from hami_hpc.agent import mode_returns
@@ -200,9 +200,7 @@ def in_child(body: Callable[[], object], at_line: int) -> bool:
 @pytest.mark.usefixtures("broken")
 def test_a_prolog_killed_at_any_line_leaves_what_the_next_one_finishes(bed: Bed) -> None:
     """The third failure: after the kill the next failing job finds the mode out, or takes it out."""
-    line = 0
-    while True:
-        line += 1
+    for line in points():
         bed.node.clear()
         bed.node.enter_gpus()
         (bed.folder / "active").write_text(AVAILABLE)
@@ -225,9 +223,7 @@ def test_a_prolog_killed_at_any_line_leaves_what_the_next_one_finishes(bed: Bed)
 
 @pytest.mark.own_process
 def test_the_return_of_a_mode_that_is_killed_at_any_line_is_finished_by_the_next(bed: Bed) -> None:
-    line = 0
-    while True:
-        line += 1
+    for line in points():
         bed.put_out("mps", 0)
         was_killed = in_child(lambda: mode_service.settle(bed.node.settings, bed.slurm(), "agent"), line)
         mode_service.settle(bed.node.settings, bed.slurm(), "agent")

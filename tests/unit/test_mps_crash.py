@@ -86,8 +86,8 @@ def exhaust(
     node: MpsNode, body: Callable[[], None], before: Callable[[], None], *after: Callable[[MpsNode], None]
 ) -> None:
     """Kills `body` at each line, and lets each of `after` in turn find its way."""
-    for line in test_crash.all_lines(body, before, turns=1):
-        after[line % len(after)](node)
+    for kill, _line in enumerate(test_crash.all_lines(body, before, turns=1)):
+        after[kill % len(after)](node)
         end_both(node)
 
 

@@ -173,33 +173,36 @@ def run_the_epilog(node: Node) -> None:
 REPAIRS = (run_another_prolog, run_reconcile, run_the_epilog)
 
 
-def assert_repaired(node: Node, number_of_kill: int) -> None:
-    repair = REPAIRS[number_of_kill % len(REPAIRS)]
+def assert_repaired(node: Node, kill: int, point: int) -> None:
+    """After the kill-th of the kills, which was at this line or call."""
+    repair = REPAIRS[kill % len(REPAIRS)]
     repair(node)
     wanted = BESIDE_LC if LC in node.grants() else WITHOUT_LC
     both = {job_id: wanted[job_id][:3] for job_id in (FIRST, SECOND)}  # job 7's cores are not the same in all tests
     found = {job_id: turn[:3] for job_id, turn in told(node, FIRST, SECOND).items()}
-    assert found == both, f"killed at {number_of_kill}, then {repair.__name__}"
+    assert found == both, f"killed at {point}, then {repair.__name__}"
 
 
 @pytest.mark.own_process
 def test_after_a_prolog_killed_at_any_line_the_neighbours_are_told(node: Node) -> None:
-    for line in all_lines(lambda: prolog(node.settings, environment(LC)), with_jobs(node, FIRST, SECOND)):
-        assert_repaired(node, line)
+    for kill, line in enumerate(
+        all_lines(lambda: prolog(node.settings, environment(LC)), with_jobs(node, FIRST, SECOND))
+    ):
+        assert_repaired(node, kill, line)
 
 
 @pytest.mark.own_process
 def test_after_an_epilog_killed_at_any_line_the_neighbours_are_told(node: Node) -> None:
     jobs = with_jobs(node, FIRST, SECOND, LC)
-    for line in all_lines(lambda: epilog(node.settings, LC, had_vgpu=True), jobs):
-        assert_repaired(node, line)
+    for kill, line in enumerate(all_lines(lambda: epilog(node.settings, LC, had_vgpu=True), jobs)):
+        assert_repaired(node, kill, line)
 
 
 def test_a_prolog_killed_between_any_two_writes_is_made_good(node: Node, killer: Path) -> None:
     """Job 7 is the latency-critical one of test_crash's stage too, by the settings here."""
     node.config.write_text(node.config.read_text() + "[classes.std]\nlatency = true\n")
-    for call in all_calls(node, killer, "prolog", with_jobs(node, FIRST, SECOND)):
-        assert_repaired(node, call)
+    for kill, call in enumerate(all_calls(node, killer, "prolog", with_jobs(node, FIRST, SECOND))):
+        assert_repaired(node, kill, call)
 
 
 def test_prologs_and_epilogs_at_once_leave_the_records_as_the_ledger_has_them(node: Node) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from forked import fork, killing
+from forked import fork, killing, points
 from node_testbed import UID, Node
 from resized_node import ENVIRONMENT, HALF, MIB, hold, node, record, record_field, resize, sizes, uses
 
@@ -104,8 +104,10 @@ def killed_at(line: int, body: Callable[[], object]) -> bool:
 
 
 def test_after_a_resize_killed_at_many_lines_ledger_and_record_agree_at_the_next_prolog(node: Node) -> None:
-    line, seen = 1, set()
-    while killed_at(line, lambda: resize(node, "mem=16G,cores=20")):
+    seen = set()
+    for line in points():
+        if not killed_at(line, lambda: resize(node, "mem=16G,cores=20")):
+            break
         assert node.prolog(9, gpu="1", **{c.ENV_MEM_MIB: "256"}) == 0  # another's, on another GPU
         size = sizes(node.grants()[7])
         seen.add(size)
@@ -113,15 +115,15 @@ def test_after_a_resize_killed_at_many_lines_ledger_and_record_agree_at_the_next
         assert record_field(node, 7, "sequence") % 2 == 0
         assert node.epilog(9, gpu="1") == 0
         resize(node, "mem=8G,cores=50")
-        line += 3
     assert line > 60, "hardly any line was traced"
     assert seen == {(8192, 50), (16384, 20)}
 
 
 def test_a_smaller_size_that_was_killed_never_comes_back_over_what_is_in_use(node: Node) -> None:
     """The job may use more again when the next prolog sees to its record."""
-    line = 1
-    while killed_at(line, lambda: resize(node, "mem=4G")):
+    for line in points():
+        if not killed_at(line, lambda: resize(node, "mem=4G")):
+            break
         uses(node, record(node).mem_mib * MIB)
         assert node.prolog(9, gpu="1", **{c.ENV_MEM_MIB: "256"}) == 0
         assert sizes(record(node)) == sizes(node.grants()[7])
@@ -129,7 +131,6 @@ def test_a_smaller_size_that_was_killed_never_comes_back_over_what_is_in_use(nod
         assert node.epilog(9, gpu="1") == 0
         uses(node, 0)
         resize(node, "mem=8G")
-        line += 3
     assert line > 60, "hardly any line was traced"
 
 
@@ -140,9 +141,11 @@ def usage_of(node: Node) -> int:
 
 def test_the_agent_has_the_size_that_another_completed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would find a job over what it had before, and end it."""
-    line, seen = 1, Slices(node.settings.run_dir)
+    seen = Slices(node.settings.run_dir)
     monkeypatch.setattr("hami_hpc.agent.slices.SETTLED_NS", 0)  # as long after
-    while killed_at(line, lambda: resize(node, "mem=16G")):
+    for line in points():
+        if not killed_at(line, lambda: resize(node, "mem=16G")):
+            break
         found = seen.look()[0][0].grant
         assert sizes(found) == sizes(record(node)), line
         time.sleep(0.01)  # a tick of the kernel's clock
@@ -153,7 +156,6 @@ def test_the_agent_has_the_size_that_another_completed(node: Node, monkeypatch: 
         resize(node, "mem=8G")
         assert sizes(seen.look()[0][0].grant) == (8192, 50)
         time.sleep(0.01)
-        line += 3
     assert line > 60, "hardly any line was traced"
 
 

@@ -101,6 +101,7 @@ def test_more_jobs_than_a_period_can_hold_are_always_open() -> None:
 def test_several_latency_critical_jobs_leave_the_floor_together() -> None:
     """Where somebody is there who has it. A job whose class leaves nothing has no turn."""
     urgent = [grant(1, 30, latency=1), grant(2, 30, latency=1), grant(3, 10, latency=1)._replace(floor_percent=0)]
+    assert [turn.latency_cores for turn in make_turns([*urgent, grant(4, 30)]).values()] == [60, 60, 0, 0]
     lengths = {job: turn.turn_length_permille for job, turn in make_turns([*urgent, grant(4, 30)]).items()}
     assert lengths == {1: 950, 2: 950, 3: 0, 4: 0}
     assert make_turns([*urgent, grant(4, 30)._replace(mode="mps")])[1].turn_length_permille == 950
@@ -160,6 +161,28 @@ def test_nobody_gives_way_to_a_job_whose_floor_mps_would_have_to_keep() -> None:
 
 def of_mps(job_id: int, cores: int, uid: int = 1) -> Grant:
     return grant(job_id, cores, policy="none")._replace(mode="mps", uid=uid)
+
+
+def test_beside_an_mps_server_and_somebody_latency_critical_the_others_have_timeslices_for_their_shares() -> None:
+    """An MPS server has its own timeslice always, beside which others had next to nothing with the shortest ones."""
+    lc, server = grant(1, 40, latency=1), of_mps(2, 20)
+
+    def told(*cores: int) -> list[int]:
+        others = [grant(3 + i, own) for i, own in enumerate(cores)]
+        turns = make_turns([lc, server, *others])
+        assert turns[1].server_slice_us == turns[2].server_slice_us == 0
+        return [turns[other.job_id].server_slice_us for other in others]
+
+    assert told(20) == [607]
+    assert told(10, 10) == [607, 607]
+    assert 0.19 <= 607 / (607 + 2048 + 2 * 190) <= 0.21
+    assert told(1) == [24]
+    assert told(50) == [2048]
+    assert told(30, 70) == [2048, 2048]
+    without = make_turns([lc, grant(3, 20)]), make_turns([server, grant(3, 20)])
+    assert all(not turn.server_slice_us for turns in without for turn in turns.values())
+    of_mig = grant(2, 20)._replace(mode="mig")
+    assert all(not turn.server_slice_us for turn in make_turns([lc, of_mig, grant(3, 20)]).values())
 
 
 def test_clients_of_one_mps_server_are_one_tenant_that_has_no_turn() -> None:

@@ -33,7 +33,6 @@
 #define MISSED_NS_MOST (SECOND / 10)
 #define WARY_NS_MISSED (8 * SECOND)
 #define WARY_NS_FAR (2 * SECOND)
-#define BEYOND_PERCENT 110 /* of its share, and within it below that */
 
 /* Moves an average by what was seen in `elapsed` ns. */
 static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
@@ -272,9 +271,9 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 	}
 }
 
-void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent)
+void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t share_percent)
 {
-	const int64_t share = SECOND / 100 * (cores_percent < 100 ? cores_percent : 100);
+	const int64_t share = SECOND / 100 * (share_percent < 100 ? share_percent : 100);
 	if (seen->elapsed < 1000)
 		return;
 	const int64_t thousandths = sensible(seen->used / (seen->elapsed / 1000));
@@ -282,7 +281,7 @@ void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *s
 	if (seen->samples)
 		average(&slice->wants, sensible(1000ll * seen->outstanding / seen->samples), seen->elapsed,
 			MEMORY_NS);
-	slice->beyond = slice->used > share / 100 * (slice->beyond ? 100 : BEYOND_PERCENT);
+	slice->beyond = slice->used > share / 100 * (slice->beyond ? 100 : HAMI_BEYOND_PERCENT);
 	slice->greedy = slice->beyond || at_least(MOST_PERMILLE, slice->wants, 1000);
 	slice->mode = slice->greedy && seen->stays.others > 0 ? HAMI_SLICE_YIELDS : HAMI_SLICE_SHARES;
 }

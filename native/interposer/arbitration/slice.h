@@ -20,8 +20,8 @@
  * light when it tried, and not since.
  *
  * Beside somebody latency-critical timeslices are not fitted. But of several latency-critical tenants those that used more
- * than their shares lately, or have work nearly always, are greedy: they have short timeslices, for whose end the others
- * wait, in proportion to cores. And while anybody else comes to the engine they yield, which for them means to leave those
+ * than their shares lately (hami_terms_latency_share()), or have work nearly always, are greedy: they have short timeslices,
+ * for whose end the others wait, in proportion to cores. And while anybody else comes to the engine they yield, which for them means to leave those
  * who give way the floor (terms.h).
  *
  * Each tenant decides by itself, from what all of them see: who came to the engine, and for how long.
@@ -109,10 +109,10 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 		     uint32_t longest_us);
 
 /*
- * The same for a latency-critical tenant beside another. Of what was seen, `elapsed` is all time since the last step, `used` all that the job
- * did in it.
+ * The same for a latency-critical tenant beside another, of this share (hami_terms_latency_share()). Of what was seen,
+ * `elapsed` is all time since the last step, `used` all that the job did in it.
  */
-void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent);
+void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t share_percent);
 
 /* Returns when hami_slice_step() has to be called at the latest, by the clock that all share. */
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now);
@@ -138,6 +138,8 @@ int64_t hami_slice_worked(int64_t stay, int64_t longest);
 int64_t hami_slice_unused(int64_t stay, int64_t timeslice);
 /* Returns how short a stay is tiny for somebody of this timeslice, ns. */
 int64_t hami_slice_tiny(int64_t timeslice);
+/* A latency-critical tenant is beyond its share above so much of it, percent, until it is within it. */
+#define HAMI_BEYOND_PERCENT 110u
 /* So much left unused is much. */
 #define HAMI_SLICE_MUCH 90
 

@@ -91,6 +91,8 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 		.in_step = job->in_step != 0,
 		.step_begin = __atomic_load_n(&job->step_begin_permille, __ATOMIC_RELAXED),
 		.beside_slice_us = __atomic_load_n(&job->beside_slice_us, __ATOMIC_RELAXED),
+		.latency_cores = __atomic_load_n(&job->latency_cores, __ATOMIC_RELAXED),
+		.server_slice_us = __atomic_load_n(&job->server_slice_us, __ATOMIC_RELAXED),
 	};
 }
 
@@ -98,7 +100,9 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 {
 	parts = parts ? parts : 1;
 	if (!terms->latency && terms->latency_others)
-		return SLICE_BESIDE_LATENCY;
+		return terms->server_slice_us ? within(terms->server_slice_us / parts, SLICE_BESIDE_LATENCY,
+						       HAMI_DRIVERS_SLICE_US)
+					      : SLICE_BESIDE_LATENCY;
 	if (terms->latency && terms->latency_above)
 		return within(SLICE_LATENCY_BELOW / parts, HAMI_SLICE_US_LEAST, SLICE_LATENCY_BELOW);
 	if (terms->latency && terms->latency_others && terms->greedy)
@@ -141,6 +145,16 @@ uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t proce
 	/* Turns are in proportion to cores, in whole permille: those of all others, at least. */
 	uint32_t others = cores * (1000 - length) / (length + 1);
 	return others <= least + least / 8 + 1 ? least : 0;
+}
+
+uint32_t hami_terms_latency_share(const struct hami_terms *terms)
+{
+	uint32_t all = within(terms->latency_cores, 0, 10000), floor = within(terms->floor_percent, 0, 99);
+	uint32_t cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
+	if (all * HAMI_BEYOND_PERCENT <= (100 - floor) * 100)
+		return cores;
+	uint32_t share = cores * (100 - floor) * 100 / (all * HAMI_BEYOND_PERCENT);
+	return within(share, 1, cores ? cores : 1);
 }
 
 uint32_t hami_terms_cap(const struct hami_terms *terms)

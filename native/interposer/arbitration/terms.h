@@ -45,6 +45,10 @@ struct hami_terms {
 	uint32_t step_begin;           /* where these are in HAMI_ROUND_NS, permille */
 	bool greedy; /* latency-critical beside others that are, too: it wants more than its share (slice.h) */
 	uint32_t beside_slice_us; /* timeslice while a tenant that works in step is on the GPU; 0: none is */
+	uint32_t
+		latency_cores; /* of all latency-critical tenants that leave a floor together; 0: there are not several */
+	/* Timeslice beside somebody latency-critical and an MPS server, which nothing outside of it can hold back; 0: there is none. */
+	uint32_t server_slice_us;
 };
 
 /* Reads the terms of a step from its record and the job's. */
@@ -79,6 +83,12 @@ uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t proce
  * uses up what a budget has saved, and others never end it; so it goes by whether the tenant waits for others.
  */
 bool hami_terms_has_long_rounds(const struct hami_terms *terms);
+
+/*
+ * Returns the share of a latency-critical tenant beside others of its kind, percent: its cores, or less of them where all
+ * of them together, each with as much more as hami_slice_step_latency() allows, would not leave the floor.
+ */
+uint32_t hami_terms_latency_share(const struct hami_terms *terms);
 
 /* Returns how much of the GPU's time the tenant may use at most, percent; 100: all of it. */
 uint32_t hami_terms_cap(const struct hami_terms *terms);

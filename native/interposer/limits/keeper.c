@@ -161,7 +161,7 @@ static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
 	k->seen.used = (int64_t)(used - k->job_used); /* of the job, not of this process alone */
 	k->job_used = used;
 	if (k->terms.latency && k->terms.latency_others)
-		hami_slice_step_latency(&k->slice, &k->seen, k->terms.cores_percent);
+		hami_slice_step_latency(&k->slice, &k->seen, hami_terms_latency_share(&k->terms));
 	else if (!hami_terms_others_timeslice_us(&k->terms))
 		k->slice = (struct hami_slice){0};
 	else

@@ -116,6 +116,8 @@ static void strange_terms(void)
 					.latency_above = words[i / n],
 					.turn_begin_permille = words[i / n],
 					.turn_length_permille = words[i % n],
+					.latency_cores = words[i % n],
+					.server_slice_us = i % 4 ? 0 : words[i / n],
 					.slice_us = i % 3 ? 0 : words[i / n]};
 		struct hami_terms t = hami_terms_read(&r, &r);
 		const int64_t round = t.latency ? HAMI_LEFT_EVERY_NS : HAMI_ROUND_NS;
@@ -124,6 +126,8 @@ static void strange_terms(void)
 		CHECK(cap >= 1 && cap <= 100);
 		CHECK(t.slice_us == r.slice_us);
 		CHECK(slice <= HAMI_CLASS_SLICE_US_MAX);
+		uint32_t share = hami_terms_latency_share(&t);
+		CHECK(share >= 1 && share <= t.cores_percent);
 		int64_t now = 1700000000123456789, until;
 		hami_terms_turn(&t, words[i % n] % 2, now, &until);
 		CHECK(until > now && (until == INT64_MAX || until <= now + round));
