@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for `make test` (-p all_tiers): a skipped test, or a tier of which nothing ran, fails the run.
 
+Of tests with many variants in SAMPLED each commit runs half of the variants, the next one maybe the others; `make
+test-all-points` runs all.
+
 It also says how tests are divided between workers (-n 5), file by file: CLUSTERS of them have a private Slurm each and
 take the cluster's tests, which wait most of the time, and the rest all others meanwhile.
 """
@@ -11,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import commit
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -28,6 +32,13 @@ LONG = (  # a minute and more each, so they begin: a long file that begins last 
     *("tests/unit/test_turns_killed.py", "tests/unit/test_turns_interleaved.py", "tests/unit/test_mps_crash.py"),
 )
 
+SAMPLED = (  # by how much time they take; 4 variants of a test, and more, are many
+    *(f"native/test_swap{name}.py" for name in ("", "_ends", "_fabric", "_file", "_host", "_pools", "_refused")),
+    *("native/test_slice.py", "unit/test_turns_interleaved.py", "unit/test_lua_filters.py"),
+    "unit/test_accounting/test_inputs.py",
+)
+MANY = 4
+
 _passed: Counter[str] = Counter()
 _skipped: list[str] = []
 
@@ -38,6 +49,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     elif report.when == "call" and report.passed:
         path = (HERE.parent / report.nodeid.partition("::")[0]).resolve()
         _passed[path.relative_to(HERE).parts[0]] += 1
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    files = {HERE / name for name in SAMPLED}
+    variants: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.path in files:
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    many = [of_one for of_one in variants.values() if len(of_one) >= MANY]
+    left_out = {id(item) for of_one in many for item in of_one[commit.number() % 2 :: 2]}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
+    items[:] = [item for item in items if id(item) not in left_out]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -5,9 +5,11 @@ Jobs divide a common period into turns. They keep to them while a latency-critic
 for at most one timeslice of another job, and where sharing by timeslices serves somebody badly
 (native/interposer/arbitration/slice.h).
 
-A job with mode=mps is a client of an MPS server, which has the GPU's time and gives its clients multiprocessors. So all
-clients of one server are one tenant, with the driver's timeslice. Nothing holds a server to a turn or to a class's
-floor: its jobs have no turns, take nothing from those of others, and are never counted as latency-critical.
+A job with mode=mps is a client of an MPS server, which has the GPU's time and gives its clients multiprocessors. So
+all clients of one server are one tenant. Nothing holds a server to a turn or to a class's floor: its jobs have no turn,
+take nothing from those of others, and are never counted as latency-critical. It has the driver's timeslice; beside
+somebody latency-critical and nobody else its clients give it the shortest, and else the others have longer ones for
+their shares.
 
 A job with mode=mig has a MIG instance to itself, with compute units of its own: nobody is beside it.
 
@@ -96,6 +98,11 @@ def make_turns(
     if latency_count and len(others) < len(grants) - latency_count:
         slice_us = _slice_beside_server(sum(grant.cores_percent for grant in others))
         turns |= {grant.job_id: turns[grant.job_id]._replace(server_slice_us=slice_us) for grant in others}
+        clients = [grant for grant in grants if grant.mode in BY_SERVER]
+        if others or len({_tenant(grant, one_server) for grant in clients}) > 1:
+            turns |= {
+                grant.job_id: turns[grant.job_id]._replace(server_slice_us=DRIVERS_TIMESLICE_US) for grant in clients
+            }
     if len(grants) > latency_count > 1:
         latency_cores = sum(grant.cores_percent for grant in grants if is_latency(grant) and grant.floor_percent)
         for grant in grants:

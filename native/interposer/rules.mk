@@ -106,6 +106,7 @@ $(BUILD)/unit/a_thread_that_ends_inside_a_hold_leaves_it: interposer/limits/hold
 $(BUILD)/unit/timeslices_of_copies_hold_though_groups_go: interposer/limits/channels.c
 $(BUILD)/unit/a_hint_holds_the_gpu_until_the_next_launch: interposer/limits/placeholder.c
 $(BUILD)/unit/what_waits_for_all_ends_a_placeholder: interposer/hooks/sync.c
+$(BUILD)/unit/clients_of_an_mps_server_name_its_group: interposer/driver/rm_objects.c interposer/base/lock.c
 $(BUILD)/unit/segments_of_pools_are_known: interposer/driver/movable.c interposer/limits/trim.c interposer/base/lock.c
 
 # The same inputs each time; a crash leaves its input beside the log and says how to run it again.

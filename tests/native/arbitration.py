@@ -128,6 +128,8 @@ _lib.hami_budget_in_step.restype = _I64
 _lib.hami_budget_in_step.argtypes = (ctypes.c_bool, _U32, _U32)
 _lib.hami_terms_timeslice_us.restype = _U32
 _lib.hami_terms_timeslice_us.argtypes = (ctypes.POINTER(_Terms), _U32)
+_lib.hami_terms_server_timeslice_us.restype = _U32
+_lib.hami_terms_server_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_terms_latency_share.restype, _lib.hami_terms_latency_share.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_turn.restype = ctypes.c_bool
@@ -275,6 +277,10 @@ class Terms:
     def timeslice_us(self, parts: int = 1) -> int:
         """Returns the timeslice of one of so many processes, or contexts, us; 0: the driver's own."""
         return int(_lib.hami_terms_timeslice_us(self._struct(), parts))
+
+    def server_timeslice_us(self) -> int:
+        """Returns the timeslice that a client gives to its MPS server, us."""
+        return int(_lib.hami_terms_server_timeslice_us(self._struct()))
 
     def other_percent(self, processes: int = 1) -> int:
         """Returns the cores of the only other tenant; 0: there is none, or are several."""

@@ -26,7 +26,7 @@ from gpu_time import S as SECOND
 
 LEAST_US, ROUND = 500, a.ROUND_NS
 LOOK_EVERY_NS, TRY_EVERY_NS, WARY_NS = 16 * SECOND, 2 * SECOND, 8 * SECOND
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=40, deadline=None)
 I64, U32 = st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**32 - 1)
 ANYTHING = st.builds(
     Seen,

@@ -7,32 +7,23 @@ import gc
 import itertools
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import commit
+
 # How often one line counts: a loop that was stopped in its second turn has been seen. HAMI_TEST_TURNS=1000: every turn.
 TURNS = int(os.environ.get("HAMI_TEST_TURNS", "2"))
-# Of the points at which something is killed or fails each fourth is tried, and each commit begins at another one.
+# Of the points at which something is killed or fails each fifth is tried, and each commit begins at another one.
 # HAMI_TEST_EACH=1 (make test-all-points): all of them.
-EACH = int(os.environ.get("HAMI_TEST_EACH", "4"))
+EACH = int(os.environ.get("HAMI_TEST_EACH", "5"))
 
 
 def points() -> Iterator[int]:
     """Yields the points at which something is to be killed, or to fail, from 1 on, without an end."""
-    return itertools.count(1 + _commit() % EACH, EACH)
-
-
-@cache
-def _commit() -> int:
-    """Returns the checkout's commit as a number; 0 where there is none."""
-    command = ["git", "-c", "safe.directory=*", "rev-parse", "HEAD"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return int(done.stdout, 16) if done.returncode == 0 else 0
+    return itertools.count(1 + commit.number() % EACH, EACH)
 
 
 def fork() -> int:

@@ -27,8 +27,8 @@ gold be = ~ : ; , % . - + 0 1 8 50 100 16T 8G 8192M 1.5G 99999999999999999999 {k
 mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps policy=none slo=10ms slo=99us slo=9007199254740993s
 """
 PIECES = [*WORDS.split(), " ", "\x01", "\u00e9", "\udcff"]
-FUZZ = settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-FUZZ_SITES = settings(FUZZ, max_examples=400)  # drawing a site is slow
+FUZZ = settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ_SITES = settings(FUZZ, max_examples=300)  # drawing a site is slow
 
 
 @st.composite

@@ -170,7 +170,7 @@ def test_beside_an_mps_server_and_somebody_latency_critical_the_others_have_time
     def told(*cores: int) -> list[int]:
         others = [grant(3 + i, own) for i, own in enumerate(cores)]
         turns = make_turns([lc, server, *others])
-        assert turns[1].server_slice_us == turns[2].server_slice_us == 0
+        assert (turns[1].server_slice_us, turns[2].server_slice_us) == (0, 2048), "the server keeps its own"
         return [turns[other.job_id].server_slice_us for other in others]
 
     assert told(20) == [607]
@@ -181,6 +181,10 @@ def test_beside_an_mps_server_and_somebody_latency_critical_the_others_have_time
     assert told(30, 70) == [2048, 2048]
     without = make_turns([lc, grant(3, 20)]), make_turns([server, grant(3, 20)])
     assert all(not turn.server_slice_us for turns in without for turn in turns.values())
+    of_one_server, of_two = make_turns([lc, server, of_mps(4, 10)]), make_turns([lc, server, of_mps(4, 10, uid=2)])
+    assert all(not turn.server_slice_us for turn in of_one_server.values()), "it gives way"
+    assert [turn.server_slice_us for turn in of_two.values()] == [0, 2048, 2048]
+    assert not make_turns([lc, server, of_mps(4, 10, uid=2)], one_server=True)[4].server_slice_us
     of_mig = grant(2, 20)._replace(mode="mig")
     assert all(not turn.server_slice_us for turn in make_turns([lc, of_mig, grant(3, 20)]).values())
 

@@ -122,6 +122,12 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
 }
 
+uint32_t hami_terms_server_timeslice_us(const struct hami_terms *terms)
+{
+	return terms->latency_others && !terms->server_slice_us ? SLICE_BESIDE_LATENCY
+								: HAMI_DRIVERS_SLICE_US;
+}
+
 uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms)
 {
 	return !terms->latency && terms->latency_others ? SLICE_COPY_BESIDE_LATENCY : 0;

@@ -62,6 +62,12 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts);
 
 /*
+ * Returns the timeslice that a client gives to its MPS server, microseconds: the driver's, or beside somebody
+ * latency-critical, where all others are clients of that server, the shortest.
+ */
+uint32_t hami_terms_server_timeslice_us(const struct hami_terms *terms);
+
+/*
  * Returns the timeslice of what copies between the GPU and the host, microseconds; 0: the driver's, of about a millisecond.
  */
 uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms);

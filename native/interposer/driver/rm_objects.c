@@ -10,7 +10,8 @@
 
 #define FIRST_BUCKETS 64
 
-enum kind { CLIENT, DEVICE, SUBDEVICE, GROUP, CHANNEL };
+/* A duplicate that has channels below it is the group of an MPS server. */
+enum kind { CLIENT, DEVICE, SUBDEVICE, GROUP, CHANNEL, DUPLICATE, SERVERS_GROUP };
 
 struct hami_object {
 	uint64_t key;
@@ -219,7 +220,7 @@ void hami_objects_add(struct hami_object *o, const struct hami_made *made)
 	const uint32_t client = (uint32_t)(made->key >> 32);
 	struct hami_sums gone = {0}; /* stays charged until the process ends */
 	o->key = made->key;
-	o->kind = kind_of(made->class_id);
+	o->kind = made->duplicate ? DUPLICATE : kind_of(made->class_id);
 	o->fd = made->fd;
 	o->engine = made->engine;
 	o->context = made->context;
@@ -232,6 +233,8 @@ void hami_objects_add(struct hami_object *o, const struct hami_made *made)
 		above = find(hami_object_key(client, client));
 	o->slice = o->kind == DEVICE || !above ? made->slice : above->slice;
 	put(o);
+	if (above && above->kind == DUPLICATE && o->kind == CHANNEL)
+		above->kind = SERVERS_GROUP;
 	if (above)
 		hang_below(o, above);
 	pthread_mutex_unlock(&objects.lock);
@@ -285,20 +288,38 @@ static const struct hami_object *subdevice_of(const struct hami_object *o)
 	return o ? o->subdevice : NULL;
 }
 
+static struct hami_target target_of(const struct hami_object *o, const struct hami_object *subdevice,
+				    uint64_t context)
+{
+	return (struct hami_target){o->fd, (uint32_t)(o->key >> 32), (uint32_t)subdevice->key,
+				    (uint32_t)o->key, context};
+}
+
+/* Returns the group of an MPS server that the channel `o` is in; NULL where it is in none. */
+static const struct hami_object *servers_group(const struct hami_object *o)
+{
+	return o->kind == CHANNEL && o->parent && o->parent->kind == SERVERS_GROUP ? o->parent : NULL;
+}
+
 /* Counts the groups at work, or the channels below them, and writes them to `list` unless it is NULL. */
 static long collect(const struct at_work *at_work, bool channels, struct hami_target *list)
 {
 	long count = 0;
 	for (const struct hami_object *g = at_work->first; g; g = g->next_started) {
 		const struct hami_object *s = subdevice_of(g);
+		const struct hami_object *shared = servers_group(g);
 		bool whole = !channels || g->kind == CHANNEL;
+		if (shared) {
+			if (!channels && s && list)
+				list[count] = target_of(shared, s, g->context);
+			count += !channels && s;
+			continue;
+		}
 		for (const struct hami_object *o = whole ? g : g->children; o; o = whole ? NULL : o->next) {
 			if (!s || (channels && o->kind != CHANNEL) || (!channels && o->kind != GROUP))
 				continue;
 			if (list)
-				list[count] =
-					(struct hami_target){o->fd, (uint32_t)(o->key >> 32),
-							     (uint32_t)s->key, (uint32_t)o->key, g->context};
+				list[count] = target_of(o, s, g->context);
 			count++;
 		}
 	}

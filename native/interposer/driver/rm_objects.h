@@ -4,6 +4,9 @@
  * by handle whatever their number. Memory objects are in the table (base/table.h), by the same keys.
  * A device is on the GPU of a slice, and so is all below it.
  *
+ * A client of an MPS server has its channels below a duplicate of the server's group, which all clients share: it can
+ * set that group's timeslice, but the channels are not paused by one of them.
+ *
  * Thread-safe, not async-signal-safe: one lock, never held over an ioctl; the table's locks are taken inside
  * it. A forked child starts with none: its descriptors are the parent's clients.
  */
@@ -32,7 +35,8 @@ void hami_object_drop(struct hami_object *object);
 
 /* What there is to know of a new object. */
 struct hami_made {
-	int fd; /* owns the client: controls must go through it */
+	bool duplicate; /* a second handle of an object of another client, whose class is not told; class_id is 0 */
+	int fd;         /* owns the client: controls must go through it */
 	uint32_t class_id;
 	uint32_t engine; /* a group's; 0 when unknown */
 	int slice;       /* a device's; -1: on no slice's GPU */
@@ -66,7 +70,7 @@ struct hami_target {
 /* Returns whether a group that is at work belongs to this context. */
 bool hami_objects_of_context(unsigned int slice, uint64_t context);
 /*
- * Return all channels, or all groups, of a slice at work; NULL with *count 0 when there is none, -1 when memory cannot
+ * Return all channels that can be paused, or all groups, of a slice at work; NULL with *count 0 when there is none, -1 when memory cannot
  * be had. Those that one control may name together are neighbours in the list. The caller frees it.
  */
 struct hami_target *hami_objects_channels(unsigned int slice, long *count);

@@ -156,6 +156,20 @@ static int watch_unmake(int fd, unsigned long request, void *argument, const str
  * Watches a second handle for memory, which stays charged until both are freed. Memory of another process
  * stays charged to that one.
  */
+/* Remembers a duplicate of what is no memory of ours: it may be the group of an MPS server. */
+static void note_duplicate(int fd, const struct hami_rm_request *r)
+{
+	struct hami_object *object = hami_object_new();
+	if (!object)
+		return; /* its channels are kept all the same, and its timeslice stays */
+	struct hami_made made = {.duplicate = true,
+				 .fd = fd,
+				 .parent = hami_object_key(r->client, r->parent),
+				 .key = key_of(r),
+				 .slice = hami_slice_count() > 1 ? -1 : 0};
+	hami_objects_add(object, &made);
+}
+
 static int watch_dup(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
 	const struct rm_dup *d = r->argument;
@@ -173,6 +187,8 @@ static int watch_dup(int fd, unsigned long request, void *argument, const struct
 		put_memory(copy, r);
 	else if (!shared)
 		hami_memory_release((uint32_t)copy.slices, hami_table_unshare(&copy));
+	else if (!rc && !*r->status)
+		note_duplicate(fd, r);
 	errno = saved;
 	return rc;
 }

@@ -109,8 +109,10 @@ static void set_timeslice(struct keeper *k)
 	k->processes = hami_region_step_processes(k->region);
 	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
 	k->terms.greedy = k->slice.greedy;
-	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes * contexts);
-	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
+	const bool of_server = k->region->step->mode == HAMI_MODE_MPS;
+	k->longest_us = of_server ? hami_terms_server_timeslice_us(&k->terms)
+				  : hami_terms_timeslice_us(&k->terms, k->processes * contexts);
+	uint32_t wanted = of_server ? k->longest_us : hami_slice_us(&k->slice, k->longest_us);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
 		return;
 	int rc = 0;

@@ -344,7 +344,7 @@ def moved(draw: st.DrawFn) -> tuple[Job, int]:
     return Job(0, T0 - 900, start, start + length, VGPU_HALF, suspended=suspended), draw(st.integers(0, 2500))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(moved(), min_size=1, max_size=8), st.lists(st.integers(1, 3999), max_size=4))
 def test_any_division_of_a_period_comes_to_what_it_costs(drawn: list[tuple[Job, int]], cuts: list[int]) -> None:
     jobs = [(job.with_(job_id=index), off) for index, (job, off) in enumerate(drawn, 1)]

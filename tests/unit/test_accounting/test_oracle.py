@@ -93,7 +93,7 @@ def _fill(root: Path, batches: Sequence[Sequence[Job]]) -> None:
         ingest_file(root, export, ingest.Source(UTC, memory_mib=256), T0 + 10 * SPAN)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(runs(), min_size=1, max_size=15), st.lists(st.integers(1, SPAN - 1), max_size=3), st.data())
 def test_any_partition_and_any_order_of_ingestion_comes_to_what_brute_force_finds(
     drawn: list[Job], cuts: list[int], data: st.DataObject
@@ -135,7 +135,7 @@ def _disturbed(jobs: Sequence[Job], began: Sequence[tuple[int, int]]) -> list[Jo
     return disturbed
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(runs(), min_size=1, max_size=15), st.lists(st.integers(1, SPAN - 1), max_size=3), st.data())
 def test_disturbed_runs_cost_nothing_in_a_period_and_in_all_parts_of_it(
     drawn: list[Job], cuts: list[int], data: st.DataObject
@@ -187,7 +187,7 @@ CHANGING = rates(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(runs(), min_size=1, max_size=12), st.lists(st.integers(-3999, 3999), max_size=4), st.data())
 def test_the_parts_of_a_period_cost_what_it_costs_with_changing_prices_suspended_time_and_minimum(
     drawn: list[Job], cuts: list[int], data: st.DataObject
@@ -226,7 +226,7 @@ def _charges(root: Path, period: Period) -> tuple[int, int, int]:
     return held, suspended, charge
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(runs(), min_size=2, max_size=10), st.randoms(use_true_random=False))
 def test_no_run_is_billed_twice_and_none_is_lost_however_often_versions_of_it_are_read(
     drawn: list[Job], random: object
