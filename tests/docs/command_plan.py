@@ -106,7 +106,7 @@ NOT_RUN = {
     "make test-sanitizers": _TIER,
     "make test-gpu": "needs a real NVIDIA GPU",
     "make test-packages": "needs debootstrap and Debian's archive, and takes minutes",
-    "make test-all-points": "takes minutes: the unit tests, which make test runs with a quarter of the points",
+    "make test-all-points": "takes minutes: tests of which make test takes a part",
     "make test-vm": "needs qemu, debootstrap and Debian's archive, and takes minutes",
     "systemctl enable hami-hpc-reconcile.service": _SYSTEMD,
     "systemctl enable --now hami-hpc-agent.service": _SYSTEMD,
