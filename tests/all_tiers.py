@@ -33,9 +33,15 @@ LONG = (  # a minute and more each, so they begin: a long file that begins last 
 )
 
 SAMPLED = (  # by how much time they take; 4 variants of a test, and more, are many
-    *(f"native/test_swap{name}.py" for name in ("", "_ends", "_fabric", "_file", "_host", "_pools", "_refused")),
-    *("native/test_slice.py", "unit/test_turns_interleaved.py", "unit/test_lua_filters.py"),
-    "unit/test_accounting/test_inputs.py",
+    *(f"native/test_swap{name}.py" for name in ("", "_checked", "_disk", "_ends", "_fabric", "_file", "_host")),
+    *(
+        "native/test_swap_pools.py",
+        "native/test_swap_refused.py",
+        "native/test_slice.py",
+        "native/test_slices_in_step.py",
+    ),
+    *(f"unit/test_{name}.py" for name in ("doctor", "lua_filters", "mig_crash", "mig_static", "turns_interleaved")),
+    *(f"unit/test_accounting/test_{name}.py" for name in ("distinct_tres", "hierarchy", "inputs", "many_accounts")),
 )
 MANY = 4
 

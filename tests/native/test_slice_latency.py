@@ -92,9 +92,7 @@ def test_an_equal_tenant_beyond_its_share_is_interrupted_by_one_within_its_own()
 @few
 def test_shares_are_the_cores_unless_all_together_could_leave_less_than_the_floor(cores: list[int], floor: int) -> None:
     all_cores = sum(cores)
-    shares = [
-        a.Terms(own, latency=True, floor_percent=floor, latency_cores=all_cores).latency_share() for own in cores
-    ]
+    shares = [a.Terms(own, latency=True, floor_percent=floor, latency_cores=all_cores).latency_share() for own in cores]
     assert all(1 <= share <= own for share, own in zip(shares, cores, strict=True))
     if 110 * all_cores <= 100 * (100 - floor):
         assert shares == cores
