@@ -2,8 +2,12 @@
 """For every tier: each run has a temporary directory of its own, and no property test has a deadline."""
 
 import os
+import sys
 
 from harness.run_directory import pytest_configure, pytest_sessionfinish, pytest_unconfigure
+
+# Whatever the environment says: else each worker of a run rewrites the asserts of all files, 15 s of CPU time.
+sys.dont_write_bytecode = False
 
 try:
     from hypothesis import HealthCheck, settings
