@@ -4,7 +4,7 @@
 Of tests with many variants in SAMPLED each commit runs half of the variants, the next one maybe the others; `make
 test-all-points` runs all.
 
-It also says how tests are divided between workers (-n 5), file by file: CLUSTERS of them have a private Slurm each and
+It also says how tests are divided between workers (-n 7), file by file: CLUSTERS of them have a private Slurm each and
 take the cluster's tests, which wait most of the time, and the rest all others meanwhile.
 """
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 
 CLUSTERS = 4
 CLUSTER = "tests/cluster/"
-LONG = (  # a minute and more each, so they begin: a long file that begins last keeps one worker busy and five idle
+LONG = (  # a minute and more each, so they begin: a long file that begins last leaves the other workers idle
     *(f"{CLUSTER}{name}.py" for name in ("test_qos", "test_oversold", "test_several_slices", "test_several_nodes")),
     *(f"tests/unit/{name}.py" for name in ("test_fault_points", "test_neighbours", "test_crash")),
     *("tests/unit/test_accounting/test_oracle.py", "tests/native/test_time_model.py", "tests/unit/test_lua_fuzz.py"),

@@ -8,8 +8,8 @@ for at most one timeslice of another job, and where sharing by timeslices serves
 A job with mode=mps is a client of an MPS server, which has the GPU's time and gives its clients multiprocessors. So
 all clients of one server are one tenant. Nothing holds a server to a turn or to a class's floor: its jobs have no turn,
 take nothing from those of others, and are never counted as latency-critical. It has the driver's timeslice; beside
-somebody latency-critical and nobody else its clients give it the shortest, and else the others have longer ones for
-their shares.
+somebody latency-critical and nobody else its clients give it the shortest; where there are others, too, it keeps its
+own, and theirs are longer, for their shares.
 
 A job with mode=mig has a MIG instance to itself, with compute units of its own: nobody is beside it.
 
@@ -157,12 +157,13 @@ def _least_of_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int
 
 
 def _slice_beside_server(cores_percent: int) -> int:
-    """Returns the timeslice, us, with which jobs of so many cores together, of which one at a time is open, have these
-    of the time beside an MPS server, which always has its own timeslice, or as many as have such a one."""
-    least, most = 10, DRIVERS_TIMESLICE_US
-    if cores_percent >= 100:
-        return most
-    return min(most, max(least, cores_percent * (DRIVERS_TIMESLICE_US + 2 * CHANGE_US) // (100 - cores_percent)))
+    """Returns the timeslice, us, of jobs beside an MPS server, of which one at a time is open.
+
+    With it they have as much of the time as they have cores together, `cores_percent`, if the server's timeslice is as
+    long as theirs at least; it is never longer than that one.
+    """
+    others_percent = max(1, 100 - cores_percent)
+    return min(DRIVERS_TIMESLICE_US, cores_percent * (DRIVERS_TIMESLICE_US + 2 * CHANGE_US) // others_percent)
 
 
 def _tenant(grant: Grant, one_server: bool) -> tuple[str, int]:

@@ -114,7 +114,7 @@ struct hami_limits {
 	uint32_t swap; /* where the device memory of the job's programs shall be: swap_never: on the GPU, always; swap_in: on the GPU; swap_out: on the host; swap_suspended: on the host, as long as Slurm suspends the job; swap_turn: on the host, until it is the job's turn; swap_wait: as swap_never, once the GPU has room for the job: until then none of its programs may begin to use it */
 	uint64_t swap_pinned_bytes; /* most memory of the host that each process of the job keeps page-locked between two moves of its device memory; 0: none */
 	uint32_t latency_cores; /* of a latency-critical job: cores of all on the GPU that leave a floor together, percent; 0: there are not several, or there is nobody else */
-	uint32_t server_slice_us; /* timeslice of a job that is not latency-critical while a latency-critical job and an MPS server are on its GPU, us, at most 2048; 0: they are not */
+	uint32_t server_slice_us; /* timeslice of a job, or of the MPS server of a client, while a latency-critical job, an MPS server and another one that is not latency-critical are on the GPU, us, at most 2048; 0: they are not, and beside a latency-critical job it is the shortest */
 	uint8_t pad0[3744];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");

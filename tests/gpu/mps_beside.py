@@ -31,6 +31,7 @@ from tenants import (  # noqa: E402
     Tenant,
     alone,
     answer,
+    grants_of,
     prepare,
     row,
 )
@@ -42,7 +43,7 @@ KERNELS = ("kernels",)
 BUSY = {cores: Tenant(KERNELS, cores, "burst") for cores in (20, 40)}
 A, B = Tenant(LC_A, 40, "burst", LC), Tenant(LC_B, 40, "burst", LC)
 GREEDY = [Tenant(KERNELS, cores, "burst", LC) for cores in (40, 20)]
-# Name; slices; cores and clients of each job of MPS, all of one user; what the clients do; they have the interposer.
+# Name; slices; cores and clients of each MPS job, all of one user; what clients do; whether they have the interposer.
 CASES: Sequence[tuple[str, list[Tenant], tuple[tuple[int, int], ...], tuple[str, ...], bool]] = (
     ("(a), client without the interposer", [A], ((20, 1),), KERNELS, False),
     ("(a)", [A], ((20, 1),), KERNELS, True),
@@ -63,12 +64,7 @@ CASES: Sequence[tuple[str, list[Tenant], tuple[tuple[int, int], ...], tuple[str,
 
 def told(slices: Sequence[Tenant], cores: Sequence[int]) -> tuple[list[Tenant], list[dict[str, int]]]:
     """The slices with what root tells them, and what it tells each job of MPS."""
-    grants = [
-        GRANT._replace(job_id=i, cores_percent=t.cores, policy=t.policy)._replace(
-            latency=t.fields.get("latency", 0), floor_percent=t.fields.get("floor_percent", 0)
-        )
-        for i, t in enumerate(slices)
-    ]
+    grants = grants_of(slices)
     grants += [GRANT._replace(job_id=100 + i, cores_percent=n, mode="mps") for i, n in enumerate(cores)]
     turns = make_turns(grants)
     jobs = [replace(t, fields=t.fields | turns[i]._asdict()) for i, t in enumerate(slices)]

@@ -119,11 +119,9 @@ def answer(process: subprocess.Popen[str]) -> Numbers:
     return numbers
 
 
-def told(tenants: Sequence[Tenant]) -> list[Tenant]:
-    """The tenants with what root writes into their records of the others on the GPU; native ones as they are."""
-    if not all(tenant.cores and tenant.policy != "HAMi-core" for tenant in tenants):
-        return list(tenants)
-    grants = [
+def grants_of(tenants: Sequence[Tenant]) -> list[Grant]:
+    """The tenants' grants on one GPU, whose job ids are 0, 1, ..."""
+    return [
         GRANT._replace(job_id=number, cores_percent=t.cores, policy=t.policy)._replace(
             latency=t.fields.get("latency", 0),
             floor_percent=t.fields.get("floor_percent", 0),
@@ -131,7 +129,13 @@ def told(tenants: Sequence[Tenant]) -> list[Tenant]:
         )
         for number, t in enumerate(tenants)
     ]
-    turns = make_turns(grants)
+
+
+def told(tenants: Sequence[Tenant]) -> list[Tenant]:
+    """The tenants with what root writes into their records of the others on the GPU; native ones as they are."""
+    if not all(tenant.cores and tenant.policy != "HAMi-core" for tenant in tenants):
+        return list(tenants)
+    turns = make_turns(grants_of(tenants))
     return [replace(t, fields=t.fields | turns[number]._asdict()) for number, t in enumerate(tenants)]
 
 

@@ -121,6 +121,14 @@ def test_a_client_of_mps_sets_its_servers_timeslice_and_is_not_paused(
     assert result.returncode == 0, result.stderr
 
 
+def test_channels_below_a_second_handle_of_a_group_are_paused(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """Else a program would have no cap by it."""
+    made = make_slice(tmp_path / "job", *machine, job_mib=4096, cores_percent=20)
+    made.extra["HAMI_SIM_FAULTS"] = "nvmlInit_v2=9"
+    result = made.run(str(RM / "a_client_of_mps_has_a_handle_of_its_servers_group"), "0")
+    assert result.returncode == 0, result.stderr
+
+
 def test_many_objects_cost_no_more_than_few(tmp_path: Path, machine: tuple[Path, str]) -> None:
     made = make_slice(tmp_path / "job", *machine, job_mib=4096)
 

@@ -14,6 +14,8 @@
 #define MANY_CAPS 8
 #define SLICE_OF_LEAST 6000u /* of the tenant with the least, as far as that goes */
 #define SLICE_LEAST 200u
+/* Of the time, beside several latency-critical tenants: changes of tenant, and what averages miss. */
+#define CHANGES_PERCENT 3u
 /* Longer than any request, so that it is not interrupted by others once it has begun. */
 #define SLICE_LATENCY 20000u
 /*
@@ -155,11 +157,12 @@ uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t proce
 
 uint32_t hami_terms_latency_share(const struct hami_terms *terms)
 {
-	uint32_t all = within(terms->latency_cores, 0, 10000), floor = within(terms->floor_percent, 0, 99);
+	uint32_t all = within(terms->latency_cores, 0, 10000), left = within(terms->floor_percent, 0, 99);
 	uint32_t cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
-	if (all * HAMI_BEYOND_PERCENT <= (100 - floor) * 100)
+	uint32_t most = 100 - within(left + CHANGES_PERCENT, 0, 99);
+	if (all * HAMI_BEYOND_PERCENT <= most * 100)
 		return cores;
-	uint32_t share = cores * (100 - floor) * 100 / (all * HAMI_BEYOND_PERCENT);
+	uint32_t share = cores * most * 100 / (all * HAMI_BEYOND_PERCENT);
 	return within(share, 1, cores ? cores : 1);
 }
 

@@ -92,7 +92,8 @@ bool hami_terms_has_long_rounds(const struct hami_terms *terms);
 
 /*
  * Returns the share of a latency-critical tenant beside others of its kind, percent: its cores, or less of them where all
- * of them together, each with as much more as hami_slice_step_latency() allows, would not leave the floor.
+ * of them together, each with as much more as hami_slice_step_latency() allows, would not leave the
+ * floor and what changes take.
  */
 uint32_t hami_terms_latency_share(const struct hami_terms *terms);
 

@@ -10,8 +10,7 @@
 
 #define FIRST_BUCKETS 64
 
-/* A duplicate that has channels below it is the group of an MPS server. */
-enum kind { CLIENT, DEVICE, SUBDEVICE, GROUP, CHANNEL, DUPLICATE, SERVERS_GROUP };
+enum kind { CLIENT, DEVICE, SUBDEVICE, GROUP, CHANNEL, DUPLICATE, SERVERS_DUPLICATE, SERVERS_GROUP };
 
 struct hami_object {
 	uint64_t key;
@@ -215,12 +214,20 @@ void hami_objects_free(uint64_t key, struct hami_sums *sums)
 	pthread_mutex_unlock(&objects.lock);
 }
 
+/* Returns what something is that has a channel below it. */
+static enum kind as_group(enum kind kind)
+{
+	return kind == DUPLICATE ? GROUP : kind == SERVERS_DUPLICATE ? SERVERS_GROUP : kind;
+}
+
 void hami_objects_add(struct hami_object *o, const struct hami_made *made)
 {
 	const uint32_t client = (uint32_t)(made->key >> 32);
 	struct hami_sums gone = {0}; /* stays charged until the process ends */
 	o->key = made->key;
-	o->kind = made->duplicate ? DUPLICATE : kind_of(made->class_id);
+	o->kind = made->duplicate == HAMI_DUPLICATE_OF_SERVER ? SERVERS_DUPLICATE
+		  : made->duplicate                           ? DUPLICATE
+							      : kind_of(made->class_id);
 	o->fd = made->fd;
 	o->engine = made->engine;
 	o->context = made->context;
@@ -233,10 +240,10 @@ void hami_objects_add(struct hami_object *o, const struct hami_made *made)
 		above = find(hami_object_key(client, client));
 	o->slice = o->kind == DEVICE || !above ? made->slice : above->slice;
 	put(o);
-	if (above && above->kind == DUPLICATE && o->kind == CHANNEL)
-		above->kind = SERVERS_GROUP;
 	if (above)
 		hang_below(o, above);
+	if (above && o->kind == CHANNEL)
+		above->kind = as_group(above->kind);
 	pthread_mutex_unlock(&objects.lock);
 }
 

@@ -4,9 +4,6 @@
  * by handle whatever their number. Memory objects are in the table (base/table.h), by the same keys.
  * A device is on the GPU of a slice, and so is all below it.
  *
- * A client of an MPS server has its channels below a duplicate of the server's group, which all clients share: it can
- * set that group's timeslice, but the channels are not paused by one of them.
- *
  * Thread-safe, not async-signal-safe: one lock, never held over an ioctl; the table's locks are taken inside
  * it. A forked child starts with none: its descriptors are the parent's clients.
  */
@@ -33,10 +30,17 @@ bool hami_objects_is_work(uint32_t class_id);
 struct hami_object *hami_object_new(void);
 void hami_object_drop(struct hami_object *object);
 
+/*
+ * A second handle of an object, whose class is not told. One that channels are made below is a group, whose channels are
+ * paused as any other's; but a client of an MPS server has its own below a handle of the server's group, which all
+ * clients share: that has a timeslice, and is not paused.
+ */
+enum hami_duplicate { HAMI_NO_DUPLICATE, HAMI_DUPLICATE, HAMI_DUPLICATE_OF_SERVER };
+
 /* What there is to know of a new object. */
 struct hami_made {
-	bool duplicate; /* a second handle of an object of another client, whose class is not told; class_id is 0 */
-	int fd;         /* owns the client: controls must go through it */
+	enum hami_duplicate duplicate; /* class_id is not known then */
+	int fd;                        /* owns the client: controls must go through it */
 	uint32_t class_id;
 	uint32_t engine; /* a group's; 0 when unknown */
 	int slice;       /* a device's; -1: on no slice's GPU */

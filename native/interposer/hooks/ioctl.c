@@ -152,17 +152,12 @@ static int watch_unmake(int fd, unsigned long request, void *argument, const str
 	return rc;
 }
 
-/*
- * Watches a second handle for memory, which stays charged until both are freed. Memory of another process
- * stays charged to that one.
- */
-/* Remembers a duplicate of what is no memory of ours: it may be the group of an MPS server. */
-static void note_duplicate(int fd, const struct hami_rm_request *r)
+/* Remembers a second handle of what is no memory of ours: it may be a group, below which channels are made. */
+static void add_duplicate(struct hami_object *object, int fd, const struct hami_rm_request *r)
 {
-	struct hami_object *object = hami_object_new();
-	if (!object)
-		return; /* its channels are kept all the same, and its timeslice stays */
-	struct hami_made made = {.duplicate = true,
+	const struct hami_region *region = hami_region();
+	const bool of_server = region && region->step->mode == HAMI_MODE_MPS;
+	struct hami_made made = {.duplicate = of_server ? HAMI_DUPLICATE_OF_SERVER : HAMI_DUPLICATE,
 				 .fd = fd,
 				 .parent = hami_object_key(r->client, r->parent),
 				 .key = key_of(r),
@@ -170,25 +165,33 @@ static void note_duplicate(int fd, const struct hami_rm_request *r)
 	hami_objects_add(object, &made);
 }
 
+/*
+ * Watches a second handle: for memory, which stays charged until both are freed; memory of another process stays charged
+ * to that one. Or for a group of channels.
+ */
 static int watch_dup(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
 	const struct rm_dup *d = r->argument;
 	struct hami_entry copy;
 	if (hami_movable_tracked())
 		hami_movable_fix(d->client_from, d->object_from);
-	int shared = hami_table_share(hami_object_key(d->client_from, d->object_from), &copy);
-	if (shared == -ENOMEM) {
-		hami_log(0, "no memory to remember an allocation's second handle by; it is refused\n");
+	const int shared = hami_table_share(hami_object_key(d->client_from, d->object_from), &copy);
+	struct hami_object *object = shared == -ENOENT ? hami_object_new() : NULL;
+	if (shared && !object) {
+		hami_log(0, "no memory to remember an object's second handle by; it is refused\n");
 		return refuse(r);
 	}
 	int rc = hami_real_ioctl()(fd, request, argument);
 	int saved = errno;
-	if (!shared && !rc && !*r->status)
+	const bool made = !rc && !*r->status;
+	if (object && made)
+		add_duplicate(object, fd, r);
+	else if (object)
+		hami_object_drop(object);
+	else if (made)
 		put_memory(copy, r);
-	else if (!shared)
+	else
 		hami_memory_release((uint32_t)copy.slices, hami_table_unshare(&copy));
-	else if (!rc && !*r->status)
-		note_duplicate(fd, r);
 	errno = saved;
 	return rc;
 }

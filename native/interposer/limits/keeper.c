@@ -121,7 +121,8 @@ static void set_timeslice(struct keeper *k)
 	if (!rc)
 		rc = hami_channels_timeslice(k->slice_index, wanted);
 	if (rc) {
-		hami_log(of_server, "the driver refuses timeslices%s (%s); the GPU's own turns stay\n",
+		hami_log(of_server ? 1 : 0,
+			 "the driver refuses timeslices%s (%s); the GPU's own turns stay\n",
 			 hami_slice_place(k->slice_index), strerror(-rc));
 		k->no_timeslices = true;
 	}

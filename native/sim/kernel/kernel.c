@@ -168,24 +168,6 @@ static uint32_t allocate(int fd, struct rm_alloc *a)
 	return status;
 }
 
-/* A second handle of memory, or of a group, as the clients of an MPS server have it: the work is the same group's. */
-static uint32_t dup_object(int fd, struct rm_dup *d)
-{
-	const struct object *from = objects_find_any(d->client_from, d->object_from);
-	struct object *o;
-	if (!from || from->class_id != RM_CLASS_GROUP)
-		return memory_dup(fd, d);
-	const struct rm_alloc a = {
-		.client = d->client, .parent = d->parent, .object = d->object, .class_id = RM_CLASS_GROUP};
-	const uint32_t slot = from->slot;
-	uint32_t status = objects_add(&a, fd, from->compute ? RM_ENGINE_COMPUTE : RM_ENGINE_COPY, &o);
-	if (status != RM_OK)
-		return status;
-	o->slot = slot;
-	d->object = o->handle;
-	return RM_OK;
-}
-
 static uint32_t timeslice(struct object *group, const struct rm_control *c)
 {
 	uint64_t *us = (uint64_t *)(uintptr_t)c->params;
@@ -369,7 +351,7 @@ static bool answer_plain(int fd, uint32_t number, uint32_t size, void *argument)
 	else if (number == RM_NR_FREE && size == sizeof *f)
 		f->status = free_object(fd, f->client, f->object);
 	else if (number == RM_NR_DUP && size == sizeof(struct rm_dup))
-		((struct rm_dup *)argument)->status = dup_object(fd, argument);
+		((struct rm_dup *)argument)->status = memory_dup(fd, argument);
 	else if (number == RM_NR_HEAP && size == sizeof(struct rm_heap))
 		((struct rm_heap *)argument)->status = answer_heap(fd, argument);
 	else if (number == RM_NR_MAP && size == sizeof(struct rm_map))

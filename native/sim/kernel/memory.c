@@ -95,14 +95,16 @@ uint32_t memory_dup(int fd, struct rm_dup *d)
 {
 	const struct object *from = objects_find_any(d->client_from, d->object_from);
 	struct object *o;
-	if (!from || !class_is_memory(from->class_id))
+	if (!from || !(class_is_memory(from->class_id) || from->class_id == RM_CLASS_GROUP))
 		return RM_INVALID_OBJECT_HANDLE;
 	const struct rm_alloc a = {
 		.client = d->client, .parent = d->parent, .object = d->object, .class_id = from->class_id};
 	struct memory *memory = from->memory;
-	uint32_t status = objects_add(&a, fd, 0, &o);
+	const uint32_t engine = from->compute ? RM_ENGINE_COMPUTE : RM_ENGINE_COPY, slot = from->slot;
+	uint32_t status = objects_add(&a, fd, from->class_id == RM_CLASS_GROUP ? engine : 0, &o);
 	if (status != RM_OK)
 		return status;
+	o->slot = slot; /* the work below a group's second handle is the group's */
 	o->memory = memory;
 	if (memory)
 		memory->holders++;

@@ -10,7 +10,7 @@ uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *request
 uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *request);
 /* A handle by which other GPUs reach memory. */
 uint32_t memory_fabric(int fd, struct rm_alloc *request);
-/* A second handle for memory. */
+/* A second handle for memory, or for a group, as clients of an MPS server have one. */
 uint32_t memory_dup(int fd, struct rm_dup *request);
 /* Answers RM_SIM_SHARE. */
 uint32_t memory_share(const struct object *object, const struct rm_control *request);

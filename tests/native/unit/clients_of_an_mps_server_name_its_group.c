@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A client of an MPS server has its channels below a duplicate of the server's group: that is a group whose timeslice it can
- * set, and none of its channels is one that can be paused (driver/rm_objects.h). As an H200's driver 580 asks for them.
+ * set, and none of its channels is one that can be paused (driver/rm_objects.h). As an H200's driver 580 asks for them. In
+ * any other job channels below a duplicate are paused.
  */
 #include "../../../native/interposer/base/lock.c"
 #include "../../../native/interposer/driver/rm_objects.c"
@@ -29,11 +30,13 @@ static uint64_t key(uint32_t handle)
 	return hami_object_key(CLIENT_HANDLE, handle);
 }
 
+static enum hami_duplicate kind_of_duplicate = HAMI_DUPLICATE_OF_SERVER;
+
 static void add(uint32_t class_id, uint32_t handle, uint32_t parent)
 {
 	struct hami_object *object = hami_object_new();
 	CHECK(object != NULL);
-	struct hami_made made = {.duplicate = !class_id,
+	struct hami_made made = {.duplicate = class_id ? HAMI_NO_DUPLICATE : kind_of_duplicate,
 				 .fd = 3,
 				 .class_id = class_id,
 				 .parent = key(parent),
@@ -91,6 +94,12 @@ int main(void)
 	CHECK(groups_named(SERVERS) == 1);
 	hami_objects_free(key(SERVERS), &gone);
 	CHECK(groups_named(SERVERS) == 0 && channels() == 1 && hami_objects_started(0) == 1);
+	kind_of_duplicate = HAMI_DUPLICATE;
+	add(0, SERVERS, THE_DEVICE);
+	add(HOPPER_CHANNEL, FIRST, SERVERS);
+	add(HOPPER_CHANNEL, SECOND, SERVERS);
+	CHECK(hami_objects_start(key(SECOND), false) == 0);
+	CHECK(groups_named(SERVERS) == 1 && channels() == 3);
 	hami_objects_free(key(OWN_CLIENT), &gone);
 	CHECK(channels() == 0 && hami_objects_started(0) == 0);
 	return 0;
