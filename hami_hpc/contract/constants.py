@@ -111,6 +111,7 @@ FILE_CONTAINER_MOUNTS: Final = 'container.mounts'
 FILE_MIG: Final = 'mig'
 FILE_MIG_STATIC: Final = 'mig-static'
 FILE_MPS: Final = 'mps'
+FILE_MPS_CLIENTS: Final = 'hami-hpc-clients'
 FILE_SLUID: Final = 'sluid'
 FILE_TIMES: Final = 'times'
 FILE_FIRST_STEP: Final = 'first-step'
@@ -174,7 +175,6 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'swap': (332, 4, 'u'),
     'swap_pinned_bytes': (336, 8, 'u'),
     'latency_cores': (344, 4, 'u'),
-    'server_slice_us': (348, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

@@ -98,6 +98,7 @@ C_FILES = (  # those that C reads or writes
     "container_preload",
     "container_mounts",
     "mps",
+    "mps_clients",
     "mig",
     "first_step",
     "sluid",

@@ -6,10 +6,8 @@ for at most one timeslice of another job, and where sharing by timeslices serves
 (native/interposer/arbitration/slice.h).
 
 A job with mode=mps is a client of an MPS server, which has the GPU's time and gives its clients multiprocessors. So
-all clients of one server are one tenant. Nothing holds a server to a turn or to a class's floor: its jobs have no turn,
-take nothing from those of others, and are never counted as latency-critical. It has the driver's timeslice; beside
-somebody latency-critical and nobody else its clients give it the shortest; where there are others, too, it keeps its
-own, and theirs are longer, for their shares.
+all clients of one server are one tenant: with one turn while somebody latency-critical is on the GPU, of all their
+cores, and without one else. Nothing keeps it to a class's floor: its jobs are never counted as latency-critical.
 
 A job with mode=mig has a MIG instance to itself, with compute units of its own: nobody is beside it.
 
@@ -36,9 +34,8 @@ PERIOD_PERMILLE = 1000
 # native/interposer/arbitration/terms.c: the timeslice that follows from cores; and the driver's own, of policy none.
 TIMESLICE_US_PER_CORE = 450
 DRIVERS_TIMESLICE_US = 2048
-CHANGE_US = 190  # of one tenant for another, on an H200 (docs/adr/045)
 ALONE = frozenset({"mig"})  # modes whose jobs share no compute units with others
-BY_SERVER = frozenset({"mps"})  # modes whose jobs have the time of a server, which keeps to no turn and to no floor
+BY_SERVER = frozenset({"mps"})  # modes whose jobs have the time of a server
 
 
 class Turn(NamedTuple):
@@ -57,7 +54,6 @@ class Turn(NamedTuple):
     beside_slice_us: int = 0
     step_begin_permille: int = 0
     latency_cores: int = 0
-    server_slice_us: int = 0
 
 
 NOBODY_BESIDE = Turn(0, 0, 0, 0, 0, 0)
@@ -94,15 +90,10 @@ def make_turns(
         for grant in grants
     }
     turns |= {grant.job_id: NOBODY_BESIDE for grant in everybody if grant.mode in ALONE}
-    others = [grant for grant in grants if not is_latency(grant) and grant.mode not in BY_SERVER]
-    if latency_count and len(others) < len(grants) - latency_count:
-        slice_us = _slice_beside_server(sum(grant.cores_percent for grant in others))
-        turns |= {grant.job_id: turns[grant.job_id]._replace(server_slice_us=slice_us) for grant in others}
-        clients = [grant for grant in grants if grant.mode in BY_SERVER]
-        if others or len({_tenant(grant, one_server) for grant in clients}) > 1:
-            turns |= {
-                grant.job_id: turns[grant.job_id]._replace(server_slice_us=DRIVERS_TIMESLICE_US) for grant in clients
-            }
+    others: dict[tuple[str, int], list[Grant]] = {}  # by tenant, in the order of the first job
+    for grant in grants:
+        if not is_latency(grant) and (latency_count or grant.mode not in BY_SERVER):
+            others.setdefault(_tenant(grant, one_server), []).append(grant)
     if len(grants) > latency_count > 1:
         latency_cores = sum(grant.cores_percent for grant in grants if is_latency(grant) and grant.floor_percent)
         for grant in grants:
@@ -113,15 +104,18 @@ def make_turns(
                 )
     if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns
-    total_percent = sum(grant.cores_percent for grant in others)
+    cores = [sum(grant.cores_percent for grant in jobs) for jobs in others.values()]
     # Rounding would leave a small job nothing among very many: then each has one permille before the rest is divided.
-    share_least = int(any(grant.cores_percent * PERIOD_PERMILLE < total_percent for grant in others))
+    share_least = int(any(percent * PERIOD_PERMILLE < sum(cores) for percent in cores))
     divided = PERIOD_PERMILLE - share_least * len(others)
     begin = percent_so_far = 0
-    for i, grant in enumerate(others, start=1):
-        percent_so_far += grant.cores_percent
-        end = share_least * i + divided * percent_so_far // total_percent
-        turns[grant.job_id] = turns[grant.job_id]._replace(turn_begin_permille=begin, turn_length_permille=end - begin)
+    for i, (jobs, percent) in enumerate(zip(others.values(), cores, strict=True), start=1):
+        percent_so_far += percent
+        end = share_least * i + divided * percent_so_far // sum(cores)
+        turns |= {
+            grant.job_id: turns[grant.job_id]._replace(turn_begin_permille=begin, turn_length_permille=end - begin)
+            for grant in jobs
+        }
         begin = end
     return turns
 
@@ -154,16 +148,6 @@ def _least_of_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int
         grant.job_id: next((value for tenant, value in two_least if tenant != _tenant(grant, one_server)), 0)
         for grant in grants
     }
-
-
-def _slice_beside_server(cores_percent: int) -> int:
-    """Returns the timeslice, us, of jobs beside an MPS server, of which one at a time is open.
-
-    With it they have as much of the time as they have cores together, `cores_percent`, if the server's timeslice is as
-    long as theirs at least; it is never longer than that one.
-    """
-    others_percent = max(1, 100 - cores_percent)
-    return min(DRIVERS_TIMESLICE_US, cores_percent * (DRIVERS_TIMESLICE_US + 2 * CHANGE_US) // others_percent)
 
 
 def _tenant(grant: Grant, one_server: bool) -> tuple[str, int]:

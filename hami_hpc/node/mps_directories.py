@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.contexts import suppress
 from hami_hpc.node import acl, mounts
 from hami_hpc.node.mps_daemon import ALL_USERS, FOLDER, LOG_BYTES, MpsError, Place
@@ -51,7 +52,23 @@ def make(place: Place) -> None:
 
 def let_in(place: Place) -> None:
     """Lets the daemon's users into its pipe directory, now that it has its files."""
+    _make_clients_file(place)
     os.chmod(place.pipe, {ALL_USERS: 0o711, "0": 0o700}.get(place.user, 0o750))  # the group's rights are in the list
+
+
+def _make_clients_file(place: Place) -> None:
+    """Makes the file in which the server's clients tell each other what they pause, where it is missing: for its users
+    to write (native/interposer/region/clients.h). Where it cannot be made they keep to no turns."""
+    with suppress(OSError):
+        path = f"{place.pipe}/{c.FILE_MPS_CLIENTS}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if place.user == ALL_USERS:
+                os.fchmod(fd, 0o666)
+            else:
+                os.fchown(fd, int(place.user), -1)
+        finally:
+            os.close(fd)
 
 
 def _make_pipe(place: Place) -> None:

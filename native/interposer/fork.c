@@ -44,6 +44,7 @@
 #include "limits/share.h"
 #include "limits/swap.h"
 #include "limits/trim.h"
+#include "region/clients.h"
 #include "region/process.h"
 
 /* Runs in the child, as its only thread: any other thread of the parent may have held any of the locks. */
@@ -67,6 +68,7 @@ static void forked(void)
 	hami_known_forked();
 	hami_lookup_forked();
 	hami_resolve_forked();
+	hami_clients_forked();
 	hami_process_forked();
 	hami_movable_forked();
 	hami_objects_forked();

@@ -54,9 +54,17 @@ CASES: Sequence[tuple[str, list[Tenant], tuple[tuple[int, int], ...], tuple[str,
     ("(a), graphs of 100 kernels", [A], ((20, 1),), ("graph",), True),
     ("(a) and (b)", [replace(A, cores=20), B], ((20, 1),), KERNELS, True),
     ("(a), burst 20", [A, BUSY[20]], ((20, 1),), KERNELS, True),
+    ("(b), burst 20", [B, BUSY[20]], ((20, 1),), KERNELS, True),
     ("(a), cap 40", [A, replace(BUSY[40], policy="cap")], ((20, 1),), KERNELS, True),
+    ("(a), burst 20, 40", [replace(A, cores=20), BUSY[20], BUSY[40]], ((20, 1),), KERNELS, True),
+    ("(a), burst 20, two clients of one job", [A, BUSY[20]], ((20, 2),), KERNELS, True),
+    ("(a), burst 20, two jobs", [A, BUSY[20]], ((20, 1), (20, 1)), KERNELS, True),
+    ("(a), burst 20, copies both ways", [A, BUSY[20]], ((20, 1),), ("transfers",), True),
+    ("(a), burst 20, graphs of 100 kernels", [A, BUSY[20]], ((20, 1),), ("graph",), True),
+    ("(a), burst 20, client without the interposer", [A, BUSY[20]], ((20, 1),), KERNELS, False),
     ("one wants everything, 40", GREEDY[:1], ((20, 1),), KERNELS, True),
     ("two want everything, 40, 20", GREEDY, ((20, 1),), KERNELS, True),
+    ("two want everything, 40, 20; burst 20", [*GREEDY, BUSY[20]], ((20, 1),), KERNELS, True),
     ("burst 20, nobody latency-critical", [BUSY[20]], ((20, 1),), KERNELS, True),
     ("nobody", [], ((20, 1), (20, 1)), KERNELS, True),
 )
@@ -83,7 +91,14 @@ def beside(
         for i, (cores, count) in enumerate(jobs):
             folder = mps.bench.folder / f"{name}-{i}"
             job = make_slice(
-                folder, None, mps.bench.uuid, job_mib=12000, cores_percent=cores, mode="mps", fields=fields[i]
+                folder,
+                None,
+                mps.bench.uuid,
+                job_mib=12000,
+                cores_percent=cores,
+                policy="none",
+                mode="mps",
+                fields=fields[i],
             )
             more = {k: v for k, v in job.environment().items() if k in ("LD_PRELOAD", c.ENV_LIMITS)}
             clients += [held[i].start(*mps.work(work, begin), **(more if limited else {})) for _ in range(count)]

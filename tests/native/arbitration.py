@@ -57,7 +57,6 @@ class _Terms(ctypes.Structure):
         ("greedy", ctypes.c_bool),
         ("beside_slice_us", ctypes.c_uint32),
         ("latency_cores", ctypes.c_uint32),
-        ("server_slice_us", ctypes.c_uint32),
     )
 
 
@@ -247,7 +246,6 @@ class Terms:
     beside_slice_us: int = 0
     greedy: bool = False
     latency_cores: int = 0
-    server_slice_us: int = 0
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -267,7 +265,6 @@ class Terms:
             self.greedy,
             self.beside_slice_us,
             self.latency_cores,
-            self.server_slice_us,
         )
 
     def latency_share(self) -> int:

@@ -110,12 +110,13 @@ def test_every_group_gets_the_timeslice(
 
 @pytest.mark.parametrize(
     ("fields", "timeslice_us"),
-    [({}, 2048), ({"latency_others": 1}, 10), ({"latency_others": 1, "server_slice_us": 2048}, 2048)],
+    [({}, 2048), ({"latency_others": 1}, 10), ({"latency_others": 1, "turn_length_permille": 500}, 10)],
 )
 def test_a_client_of_mps_sets_its_servers_timeslice_and_is_not_paused(
     tmp_path: Path, machine: tuple[Path, str], fields: dict[str, int], timeslice_us: int
 ) -> None:
-    """By its own handle of the server's group, below which its channels are."""
+    """By its own handle of the server's group, below which its channels are. It is not paused in a turn either, where
+    it cannot tell the other clients of it (tests/native/test_mps_turns.py)."""
     made = make_slice(tmp_path / "job", *machine, job_mib=4096, cores_percent=20, mode="mps", fields=fields)
     result = made.run(str(RM / "a_client_of_mps_has_a_handle_of_its_servers_group"), str(timeslice_us))
     assert result.returncode == 0, result.stderr

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import sim_testbed
 from harness.mounting import folder_in_memory
 from node_testbed import ROOT, UID, UUIDS, Node, job_environment
 
+from hami_hpc.contract import constants as c
 from hami_hpc.node import mps, mps_processes
 from hami_hpc.node.mps_daemon import Place
 from hami_hpc.stages.epilog import main as epilog_main
@@ -108,6 +110,12 @@ class MpsNode(Node):
         assert self.controls() == ["0-65534"]
         assert {member.job_id for member in mps.members(place)} == set(jobs)
         assert mps_daemon.answers(str(PROGRAM), place)
+        clients = os.lstat(f"{place.pipe}/{c.FILE_MPS_CLIENTS}")
+        assert (clients.st_uid, stat.S_IFMT(clients.st_mode), stat.S_IMODE(clients.st_mode)) == (
+            UID,
+            stat.S_IFREG,
+            0o600,
+        )
 
     def pid(self, uid: int = UID) -> int:
         return mps_processes.daemons_at(self.place(uid).pipe, str(PROGRAM))[0].pid

@@ -58,6 +58,21 @@ def test_a_prolog_that_runs_twice_changes_nothing(node: MpsNode) -> None:
     node.assert_no_mps()
 
 
+def test_a_daemon_of_an_older_version_gets_the_file_of_its_clients_with_the_next_job(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    path = Path(node.place().pipe, c.FILE_MPS_CLIENTS)
+    path.unlink()
+    assert node.mps_prolog(8) == 0
+    node.assert_one_daemon(7, 8)
+    path.write_bytes(b"of clients")
+    os.chown(path, 0, 0)  # who made it was killed before it was the user's
+    assert node.mps_prolog(9) == 0
+    node.assert_one_daemon(7, 8, 9)
+    assert path.read_bytes() == b"of clients", "it is in use"
+    assert [node.mps_epilog(job) for job in (7, 8, 9)] == [0, 0, 0]
+    node.assert_no_mps()
+
+
 def test_each_user_and_each_gpu_has_a_daemon_of_its_own(node: MpsNode) -> None:
     assert node.mps_prolog(7) == 0
     assert node.mps_prolog(8, OTHER_UID) == 0
@@ -328,6 +343,8 @@ def test_one_server_for_all_users_where_the_site_says_so(monkeypatch: pytest.Mon
         monkeypatch.setenv("HAMI_SIM", str(node.root.parent / "sim"))
         assert (node.mps_prolog(7), node.mps_prolog(8, OTHER_UID)) == (0, 0)
         assert node.controls() == ["0-all"]
+        clients = Path(node.settings.run_dir, mps_daemon.FOLDER, "0-all", c.FILE_MPS_CLIENTS).stat()
+        assert (clients.st_uid, stat.S_IMODE(clients.st_mode)) == (0, 0o666)
         assert "-M" in Path(f"/proc/{node.daemons()[0].pid}/cmdline").read_text().split("\0")
         assert node.mps_epilog(7) == 0
         assert node.controls() == ["0-all"]

@@ -153,7 +153,9 @@ def test_nobody_gives_way_to_a_job_whose_floor_mps_would_have_to_keep() -> None:
     assert [turns[job].latency_others for job in (4, 5, 6)] == [0, 0, 0]
     assert [turns[job].others_capped for job in (4, 5, 6)] == [1, 1, 0]
     assert [turns[job].others_least_cores for job in (4, 5, 6)] == [50, 4, 4]
-    assert [turns[job].turn_length_permille for job in (4, 5, 6)] == [0, 500, 500], "nothing holds MPS to a turn"
+    assert [turns[job].turn_length_permille for job in (4, 5, 6)] == [0, 500, 500], (
+        "it has a turn only beside somebody latency-critical"
+    )
     turns = make_turns([of_mps._replace(class_priority=9), lc])
     assert (turns[3].latency_above, turns[3].latency_others) == (0, 0)
     assert (turns[4].latency_above, turns[4].latency_others) == (0, 1)
@@ -163,33 +165,44 @@ def of_mps(job_id: int, cores: int, uid: int = 1) -> Grant:
     return grant(job_id, cores, policy="none")._replace(mode="mps", uid=uid)
 
 
-def test_beside_an_mps_server_and_somebody_latency_critical_the_others_have_timeslices_for_their_shares() -> None:
-    """An MPS server has its own timeslice always, beside which others had next to nothing with the shortest ones."""
-    lc, server = grant(1, 40, latency=1), of_mps(2, 20)
-
-    def told(*cores: int) -> list[int]:
-        others = [grant(3 + i, own) for i, own in enumerate(cores)]
-        turns = make_turns([lc, server, *others])
-        assert (turns[1].server_slice_us, turns[2].server_slice_us) == (0, 2048), "the server keeps its own"
-        return [turns[other.job_id].server_slice_us for other in others]
-
-    assert told(20) == [607]
-    assert told(10, 10) == [607, 607]
-    assert 0.19 <= 607 / (607 + 2048 + 2 * 190) <= 0.21
-    assert told(1) == [24]
-    assert told(50) == [2048]
-    assert told(30, 70) == [2048, 2048]
-    without = make_turns([lc, grant(3, 20)]), make_turns([server, grant(3, 20)])
-    assert all(not turn.server_slice_us for turns in without for turn in turns.values())
-    of_one_server, of_two = make_turns([lc, server, of_mps(4, 10)]), make_turns([lc, server, of_mps(4, 10, uid=2)])
-    assert all(not turn.server_slice_us for turn in of_one_server.values()), "it gives way"
-    assert [turn.server_slice_us for turn in of_two.values()] == [0, 2048, 2048]
-    assert not make_turns([lc, server, of_mps(4, 10, uid=2)], one_server=True)[4].server_slice_us
-    of_mig = grant(2, 20)._replace(mode="mig")
-    assert all(not turn.server_slice_us for turn in make_turns([lc, of_mig, grant(3, 20)]).values())
+def turns_of(grants: list[Grant], one_server: bool = False) -> list[tuple[int, int]]:
+    made = make_turns(grants, one_server)
+    return [(made[one.job_id].turn_begin_permille, made[one.job_id].turn_length_permille) for one in grants]
 
 
-def test_clients_of_one_mps_server_are_one_tenant_that_has_no_turn() -> None:
+def test_beside_somebody_latency_critical_the_clients_of_an_mps_server_have_one_turn() -> None:
+    """As long as all their cores: one client that is paused stops the others (docs/adr/113)."""
+    lc, share = grant(1, 40, latency=1), grant(3, 20)
+    assert turns_of([lc, of_mps(2, 20), share]) == [(0, 0), (0, 500), (500, 500)]
+    assert turns_of([lc, of_mps(2, 20), share, of_mps(4, 40)]) == [(0, 0), (0, 750), (750, 250), (0, 750)]
+    assert turns_of([lc, of_mps(2, 20), share, of_mps(4, 40, uid=2)]) == [(0, 0), (0, 250), (250, 250), (500, 500)]
+    assert turns_of([lc, of_mps(2, 20), of_mps(4, 60)]) == [(0, 0)] * 3, "nobody else is there"
+    assert turns_of([lc, of_mps(2, 20), of_mps(4, 60, uid=2)]) == [(0, 0), (0, 250), (250, 750)]
+    assert turns_of([lc, of_mps(2, 20), of_mps(4, 60, uid=2)], one_server=True) == [(0, 0)] * 3
+    assert turns_of([lc, of_mps(2, 20), grant(3, 20)._replace(mode="mig")]) == [(0, 0)] * 3
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 3)), min_size=2, max_size=40))
+def test_turns_beside_somebody_latency_critical_fill_the_period_once(jobs: list[tuple[int, int]]) -> None:
+    """Whoever is there: user 0's are slices, the others' clients of MPS."""
+    grants = [of_mps(2 + i, cores, uid) if uid else grant(2 + i, cores) for i, (cores, uid) in enumerate(jobs)]
+    made = make_turns([grant(1, 10, latency=1), *grants])
+    tenants: dict[tuple[int, int], int] = {}  # cores by turn
+    for one in grants:
+        turn = made[one.job_id]
+        key = (turn.turn_begin_permille, turn.turn_length_permille)
+        tenants[key] = tenants.get(key, 0) + one.cores_percent
+    if len({one.uid if one.mode == "mps" else -one.job_id for one in grants}) < 2:
+        assert list(tenants) == [(0, 0)]
+        return
+    ends = [begin + length for begin, length in sorted(tenants)]
+    assert [begin for begin, _ in sorted(tenants)] == [0, *ends[:-1]]
+    assert ends[-1] == 1000
+    total = sum(tenants.values())
+    assert all(abs(length - 1000 * cores / total) <= 1 for (_, length), cores in tenants.items())
+
+
+def test_clients_of_one_mps_server_are_one_tenant_without_a_turn_where_nobody_is_latency_critical() -> None:
     share = [grant(1, 20), grant(2, 60)]
     alone = make_turns(share)
     clients = [of_mps(3, 10), of_mps(4, 40), of_mps(5, 50)]

@@ -81,7 +81,8 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 		.cores_percent = share_of(percent_of(job), percent_of(step)),
 		.policy = step->policy,
 		.slice_us = step->slice_us,
-		.latency = step->latency != 0,
+		/* An MPS server has turns as others have: its clients keep it to nothing else. */
+		.latency = step->latency && job->mode != HAMI_MODE_MPS,
 		/* MPS keeps its time, and a MIG instance is nobody else's. */
 		.floor_percent = job->mode == HAMI_MODE_SHARE ? step->floor_percent : 0,
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
@@ -94,7 +95,6 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 		.step_begin = __atomic_load_n(&job->step_begin_permille, __ATOMIC_RELAXED),
 		.beside_slice_us = __atomic_load_n(&job->beside_slice_us, __ATOMIC_RELAXED),
 		.latency_cores = __atomic_load_n(&job->latency_cores, __ATOMIC_RELAXED),
-		.server_slice_us = __atomic_load_n(&job->server_slice_us, __ATOMIC_RELAXED),
 	};
 }
 
@@ -102,9 +102,7 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 {
 	parts = parts ? parts : 1;
 	if (!terms->latency && terms->latency_others)
-		return terms->server_slice_us ? within(terms->server_slice_us / parts, SLICE_BESIDE_LATENCY,
-						       HAMI_DRIVERS_SLICE_US)
-					      : SLICE_BESIDE_LATENCY;
+		return SLICE_BESIDE_LATENCY;
 	if (terms->latency && terms->latency_above)
 		return within(SLICE_LATENCY_BELOW / parts, HAMI_SLICE_US_LEAST, SLICE_LATENCY_BELOW);
 	if (terms->latency && terms->latency_others && terms->greedy)
@@ -126,8 +124,7 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 
 uint32_t hami_terms_server_timeslice_us(const struct hami_terms *terms)
 {
-	return terms->latency_others && !terms->server_slice_us ? SLICE_BESIDE_LATENCY
-								: HAMI_DRIVERS_SLICE_US;
+	return terms->latency_others ? SLICE_BESIDE_LATENCY : HAMI_DRIVERS_SLICE_US;
 }
 
 uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms)

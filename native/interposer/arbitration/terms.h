@@ -47,8 +47,6 @@ struct hami_terms {
 	uint32_t beside_slice_us; /* timeslice while a tenant that works in step is on the GPU; 0: none is */
 	uint32_t
 		latency_cores; /* of all latency-critical tenants that leave a floor together; 0: there are not several */
-	/* Timeslice beside somebody latency-critical and an MPS server, which nothing outside of it can hold back; 0: there is none. */
-	uint32_t server_slice_us;
 };
 
 /* Reads the terms of a step from its record and the job's. */
@@ -63,7 +61,7 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 
 /*
  * Returns the timeslice that a client gives to its MPS server, microseconds: the driver's, or beside somebody
- * latency-critical, where all others are clients of that server, the shortest.
+ * latency-critical the shortest.
  */
 uint32_t hami_terms_server_timeslice_us(const struct hami_terms *terms);
 

@@ -314,12 +314,12 @@ static long collect(const struct at_work *at_work, bool channels, struct hami_ta
 	long count = 0;
 	for (const struct hami_object *g = at_work->first; g; g = g->next_started) {
 		const struct hami_object *s = subdevice_of(g);
-		const struct hami_object *shared = servers_group(g);
+		const struct hami_object *shared = channels ? NULL : servers_group(g);
 		bool whole = !channels || g->kind == CHANNEL;
 		if (shared) {
-			if (!channels && s && list)
+			if (s && list)
 				list[count] = target_of(shared, s, g->context);
-			count += !channels && s;
+			count += s != NULL;
 			continue;
 		}
 		for (const struct hami_object *o = whole ? g : g->children; o; o = whole ? NULL : o->next) {

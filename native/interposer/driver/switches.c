@@ -21,7 +21,9 @@
 static struct switches {
 	bool open;
 	struct hami_target target;
-	uint32_t me; /* this process's number in the records; 0: not known yet */
+	uint32_t me;                         /* this process's number in the records; 0: not known yet */
+	uint32_t fellows[HAMI_FELLOWS_MOST]; /* whose switches are this process's own */
+	size_t fellow_count;
 	uint32_t header_memory, records_memory, buffer; /* handles */
 	const struct rm_events_header *header;
 	const struct rm_switch_record *records;
@@ -270,6 +272,14 @@ static void note_own(struct switches *s, const struct rm_switch_record *r, const
 			   s->between.of_thrash == s->between.count;
 }
 
+static bool is_own(const struct switches *s, uint32_t pid)
+{
+	size_t i = 0;
+	while (i < s->fellow_count && s->fellows[i] != pid)
+		i++;
+	return pid == s->me || (pid != RM_PID_HIDDEN && i < s->fellow_count);
+}
+
 static long take_records(struct switches *s, struct hami_switch *list, size_t most, uint32_t put,
 			 const struct hami_lengths *lengths, struct hami_stays *stays)
 {
@@ -285,7 +295,7 @@ static long take_records(struct switches *s, struct hami_switch *list, size_t mo
 			continue;
 		if (r->pid == RM_PID_DRIVER)
 			continue;
-		if (r->pid != s->me) {
+		if (!is_own(s, r->pid)) {
 			note_other(s, r, lengths, stays);
 			continue;
 		}
@@ -337,11 +347,24 @@ struct hami_visit hami_switches_other(unsigned int slice, int64_t now, uint32_t 
 	return (struct hami_visit){.stay = !is_there ? 0 : stay > 0 ? stay : 1, .usual = s->usual};
 }
 
+uint32_t hami_switches_own_pid(unsigned int slice)
+{
+	return all[slice].me;
+}
+
+void hami_switches_set_fellows(unsigned int slice, const uint32_t *pids, size_t count)
+{
+	struct switches *s = &all[slice];
+	s->fellow_count = count < HAMI_FELLOWS_MOST ? count : HAMI_FELLOWS_MOST;
+	memcpy(s->fellows, pids, s->fellow_count * sizeof *pids);
+}
+
 void hami_switches_forked(void)
 {
 	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
 		struct switches *s = &all[i];
 		s->me = 0;
+		s->fellow_count = 0;
 		if (!s->open)
 			continue;
 		/* The objects are the parent's client's; the maps are this process's own. */

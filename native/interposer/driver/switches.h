@@ -38,6 +38,14 @@ long hami_switches_read(unsigned int slice, struct hami_switch *list, size_t mos
  * process; 0 where it is another user's.
  */
 struct hami_visit hami_switches_other(unsigned int slice, int64_t now, uint32_t *pid);
+/* Returns this process's number in the records; 0: not known yet. */
+uint32_t hami_switches_own_pid(unsigned int slice);
+/*
+ * From now on takes the switches of these processes for this one's own: their work is in one group with this one's, which
+ * the records know by any of them. At most HAMI_FELLOWS_MOST; a number of 0 is passed over.
+ */
+#define HAMI_FELLOWS_MOST 64u
+void hami_switches_set_fellows(unsigned int slice, const uint32_t *pids, size_t count);
 /* In a forked child: forgets the parent's. */
 void hami_switches_forked(void);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "driver/libc.h"
@@ -102,6 +103,20 @@ int hami_channels_pause(unsigned int slice, bool paused, const struct hami_only 
 	int rc = pause_meant(slice, paused, only);
 	for (int i = 0; rc == -EAGAIN && i < 3; i++)
 		rc = pause_meant(slice, paused, only);
+	return rc;
+}
+
+int hami_channels_resume_others(unsigned int slice, const uint32_t *clients, const uint32_t *handles,
+				uint32_t count)
+{
+	long own_count;
+	struct rm_disable_channels list = {.count = count};
+	struct hami_target *own = hami_objects_channels(slice, &own_count);
+	memcpy(list.clients, clients, count * sizeof *clients);
+	memcpy(list.channels, handles, count * sizeof *handles);
+	int rc = own_count > 0 ? send_control(own, own->subdevice, RM_DISABLE_CHANNELS, &list, sizeof list)
+			       : -ENOENT;
+	free(own);
 	return rc;
 }
 

@@ -23,6 +23,12 @@ struct hami_only {
  * gone: call again.
  */
 int hami_channels_pause(unsigned int slice, bool paused, const struct hami_only *only);
+/*
+ * Resumes channels of other processes, by their handles: at most RM_CHANNELS_PER_CONTROL. 0, or -errno when this process has
+ * none of its own on the GPU, or the driver refuses: as where one of them has gone.
+ */
+int hami_channels_resume_others(unsigned int slice, const uint32_t *clients, const uint32_t *handles,
+				uint32_t count);
 /* Resumes them, however often the driver refuses: every 10 ms, and after a second every second. */
 void hami_channels_resume(unsigned int slice);
 /*

@@ -20,6 +20,7 @@
 #include "limits/launched.h"
 #include "limits/meter.h"
 #include "limits/opening.h"
+#include "limits/server.h"
 #include "region/budget.h"
 #include "region/glance.h"
 #include "region/process.h"
@@ -109,7 +110,7 @@ static void set_timeslice(struct keeper *k)
 	k->processes = hami_region_step_processes(k->region);
 	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
 	k->terms.greedy = k->slice.greedy;
-	const bool of_server = k->region->step->mode == HAMI_MODE_MPS;
+	const bool of_server = hami_server_is_mine(k->slice_index);
 	k->longest_us = of_server ? hami_terms_server_timeslice_us(&k->terms)
 				  : hami_terms_timeslice_us(&k->terms, k->processes * contexts);
 	uint32_t wanted = of_server ? k->longest_us : hami_slice_us(&k->slice, k->longest_us);
@@ -228,7 +229,8 @@ static void count(struct keeper *k, int64_t steady)
 static void read_terms(struct keeper *k)
 {
 	k->terms = hami_terms_read(k->region->job, k->region->step);
-	const bool divides = k->terms.latency_others && hami_region_processes(k->region) > 1;
+	const bool divides = k->terms.latency_others && !hami_server_is_mine(k->slice_index) &&
+			     hami_region_processes(k->region) > 1;
 	k->part =
 		divides ? hami_region_part(k->region, hami_clock_shared() - BUSY_NS) : (struct hami_part){0};
 	set_timeslice(k);
@@ -319,6 +321,7 @@ static void sample(struct keeper *k, int64_t steady)
 /* One look: measures and decides. Returns when to look again, steady. */
 static int64_t look(struct keeper *k)
 {
+	const bool of_server = hami_server_is_mine(k->slice_index);
 	int64_t steady = hami_clock_steady(), until, part, in_step;
 	if (k->opening.open && steady >= k->sampled)
 		sample(k, steady);
@@ -331,18 +334,24 @@ static int64_t look(struct keeper *k)
 	turn = hami_part_open(&k->terms, &k->part, shared, &part) && turn;
 	bool open = hami_terms_open(&k->terms, k->shut, k->said, shared, &in_step);
 	until = least(until, least(part, in_step));
-	const int64_t context = hami_contexts_plan(&k->contexts, k->slice_index, &k->terms, &k->part, shared);
+	const int64_t context =
+		of_server ? INT64_MAX
+			  : hami_contexts_plan(&k->contexts, k->slice_index, &k->terms, &k->part, shared);
 	if (k->pauses)
 		until = least(until, context);
 	else /* they divide the timeslice all the same */
 		k->contexts.paused_count = 0;
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
-	const bool wanted = !k->pauses || (open && turn);
+	bool wanted = !k->pauses || (open && turn);
 	if (!hami_opening_is(&k->opening, wanted, k->contexts.paused, k->contexts.paused_count) &&
 	    waits_for_request(k, steady))
 		return steady + WAIT_LOOK_NS;
 	k->due = 0;
+	if (of_server && !wanted)
+		wanted = !hami_server_pauses(k->slice_index, until);
 	bool done = set_open(k, wanted);
+	if (of_server && k->opening.open)
+		hami_server_opens(k->slice_index, shared);
 	int64_t step = k->step == INT64_MAX ? INT64_MAX : steady + (k->step - shared);
 	int64_t next = least(least(k->change, k->counted + count_gap(k)), least(turn_ends, step));
 	next = least(next, k->opening.open ? k->sampled : steady + SHUT_LOOK_NS);

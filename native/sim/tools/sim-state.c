@@ -33,18 +33,21 @@ static void print_processes(const struct sim_state *s, uint32_t g)
 		if (!slot->state || (!share->contexts && !share->used_bytes))
 			continue;
 		uint64_t submitted_ns = 0, busy_ns = 0; /* of all lines of the process */
+		uint32_t disabled = 0;                  /* channels */
 		for (uint32_t line = 0; line < SIM_MAX_SLOTS; line++)
 			if (s->slot[line].state && s->slot[line].owner == i) {
 				submitted_ns += s->slot[line].gpu[g].submitted_ns;
 				busy_ns += s->slot[line].gpu[g].done_ns;
+				disabled += s->slot[line].gpu[g].disabled;
 			}
 		printf("%s\n      {\"pid\": %d, \"uid\": %u, \"slot\": %u, \"first_pid\": %d, \"contexts\": %u"
 		       ", \"used_bytes\": %" PRIu64 ", \"context_bytes\": %" PRIu64
 		       ", \"peak_bytes\": %" PRIu64 ", \"launches\": %" PRIu64 ", \"submitted_ns\": %" PRIu64
-		       ", \"busy_ns\": %" PRIu64 ", \"timeslice_us\": %" PRIu64 ", \"pauses\": %u}",
+		       ", \"busy_ns\": %" PRIu64 ", \"timeslice_us\": %" PRIu64 ", \"pauses\": %u"
+		       ", \"disabled_channels\": %u}",
 		       separator, slot->pid, slot->uid, i, slot->first_pid, share->contexts,
 		       share->used_bytes, share->context_bytes, share->peak_bytes, share->launches,
-		       submitted_ns, busy_ns, share->timeslice_ns / 1000, share->pauses);
+		       submitted_ns, busy_ns, share->timeslice_ns / 1000, share->pauses, disabled);
 		separator = ",";
 	}
 }

@@ -117,7 +117,6 @@ static void strange_terms(void)
 					.turn_begin_permille = words[i / n],
 					.turn_length_permille = words[i % n],
 					.latency_cores = words[i % n],
-					.server_slice_us = i % 4 ? 0 : words[i / n],
 					.slice_us = i % 3 ? 0 : words[i / n]};
 		struct hami_terms t = hami_terms_read(&r, &r);
 		const int64_t round = t.latency ? HAMI_LEFT_EVERY_NS : HAMI_ROUND_NS;
