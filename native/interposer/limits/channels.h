@@ -24,8 +24,8 @@ struct hami_only {
  */
 int hami_channels_pause(unsigned int slice, bool paused, const struct hami_only *only);
 /*
- * Resumes channels of other processes, by their handles: at most RM_CHANNELS_PER_CONTROL. 0, or -errno when this process has
- * none of its own on the GPU, or the driver refuses: as where one of them has gone.
+ * Resumes channels of other processes, by their handles: at most RM_CHANNELS_PER_CONTROL. 0, -ENOENT when this process has
+ * none of its own at work on the GPU, or -errno when the driver refuses: as where one of them has gone.
  */
 int hami_channels_resume_others(unsigned int slice, const uint32_t *clients, const uint32_t *handles,
 				uint32_t count);

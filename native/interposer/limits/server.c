@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/server.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -69,6 +70,8 @@ static void resume(unsigned int slice, const struct hami_client *other, int64_t 
 		channels[i] = other->channels[i].channel;
 	}
 	int rc = hami_channels_resume_others(slice, clients, channels, other->count);
+	if (rc == -ENOENT)
+		return; /* this process has none of its own yet */
 	*resumed = now;
 	hami_log(2, "resumed channels of another client of the MPS server, which is late (%d)\n", rc);
 }
