@@ -110,7 +110,7 @@ test-with-address:
 test-with-thread:
 	@PYTEST_ADDOPTS='$(SECOND_TRY)' scripts/reachable $(MAKE) -C native SAN=thread test-interposer
 
-# Not part of `make test`, which tries each sixth of these points, others with each commit.
+# Not part of `make test`, which tries each tenth of these points, others with each commit.
 test-all-points: needs-root setup-test build ## unit and native tests with all variants, and stages, store and render killed at every line and call
 	HAMI_TEST_EACH=1 HAMI_HPC_TESTS_IN_MEMORY=1 PYTHONPATH=tests $(PYTEST) tests/unit tests/native -m "not gpu and not quiet" -n 6 --dist loadscope $(SECOND_TRY)
 

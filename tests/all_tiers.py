@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for `make test` (-p all_tiers): a skipped test, or a tier of which nothing ran, fails the run.
 
-Of tests with many variants in SAMPLED each commit runs half of the variants, the next one maybe the others; `make
+Of tests with many variants in SAMPLED each commit runs a third of the variants, another one maybe the others; `make
 test-all-points` runs all.
 
 It also says how tests are divided between workers (-n 7), file by file: CLUSTERS of them have a private Slurm each and
@@ -34,16 +34,16 @@ LONG = (  # a minute and more each, so they begin: a long file that begins last 
 
 SAMPLED = (  # by how much time they take; 4 variants of a test, and more, are many
     *(f"native/test_swap{name}.py" for name in ("", "_checked", "_disk", "_ends", "_fabric", "_file", "_host")),
-    *(
-        "native/test_swap_pools.py",
-        "native/test_swap_refused.py",
-        "native/test_slice.py",
-        "native/test_slices_in_step.py",
-    ),
+    *(f"native/test_swap_{name}.py" for name in ("pools", "refused", "sizes")),
+    *(f"native/test_{name}.py" for name in ("parts_forged", "shared_budget", "slice", "slice_latency")),
+    *(f"native/test_{name}.py" for name in ("slices_in_step", "time_model")),
     *(f"unit/test_{name}.py" for name in ("doctor", "lua_filters", "mig_crash", "mig_static", "turns_interleaved")),
     *(f"unit/test_accounting/test_{name}.py" for name in ("distinct_tres", "hierarchy", "inputs", "many_accounts")),
+    *(f"unit/test_accounting/test_{name}.py" for name in ("efficiency", "kept_labels", "off_gpu", "pages")),
+    "unit/test_metrics_alerts.py",
 )
 MANY = 4
+PARTS = 3
 
 _passed: Counter[str] = Counter()
 _skipped: list[str] = []
@@ -64,7 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path in files:
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     many = [of_one for of_one in variants.values() if len(of_one) >= MANY]
-    left_out = {id(item) for of_one in many for item in of_one[commit.number() % 2 :: 2]}
+    runs = commit.number() % PARTS
+    left_out = {id(item) for of_one in many for i, item in enumerate(of_one) if i % PARTS != runs}
     config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
     items[:] = [item for item in items if id(item) not in left_out]
 

@@ -140,7 +140,7 @@ NOT_HERE := $(SLOW_TESTS)$(if $(findstring address,$(SAN)), or a_forked_child_ha
 $(if $(SAN),test: test-interposer)
 .PHONY: test-interposer
 test-interposer: all
-	HAMI_TEST_BUILD=$(BUILD) $(PYTHON) -m pytest -q -p no:cacheprovider -n 3 --dist loadscope $(INTERPOSER_TESTS) -k "not ($(NOT_HERE))"
+	HAMI_TEST_BUILD=$(BUILD) $(PYTHON) -m pytest -q -p no:cacheprovider -n 4 --dist loadscope $(INTERPOSER_TESTS) -k "not ($(NOT_HERE))"
 
 # The library in Python itself, so that the sanitizer has to be there before Python. Not with SAN=thread: no threads.
 test: $(if $(findstring address,$(SAN)),test-arbitration)

@@ -16,8 +16,18 @@ def check(*defines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_the_keepers_keep_caps_and_turns_and_nobody_stays_paused() -> None:
-    result = check()
+FORMS = (
+    "-DJOBS=2 -DSTOPS=0",
+    "-DJOBS=2",
+    "-DSTOPS=0 -DFINE",
+    "-DSTOPS=0 -DPROCESSES=3",
+    "-DJOBS=1",
+)  # as the script has
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_keepers_keep_caps_and_turns_and_nobody_stays_paused(form: str) -> None:
+    result = check(*form.split())
     assert result.returncode == 0, result.stdout + result.stderr
 
 

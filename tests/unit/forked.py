@@ -16,9 +16,9 @@ import commit
 
 # How often one line counts: a loop that was stopped in its second turn has been seen. HAMI_TEST_TURNS=1000: every turn.
 TURNS = int(os.environ.get("HAMI_TEST_TURNS", "2"))
-# Of the points at which something is killed or fails each sixth is tried, and each commit begins at another one.
+# Of the points at which something is killed or fails each tenth is tried, and each commit begins at another one.
 # HAMI_TEST_EACH=1 (make test-all-points): all of them.
-EACH = int(os.environ.get("HAMI_TEST_EACH", "6"))
+EACH = int(os.environ.get("HAMI_TEST_EACH", "10"))
 
 
 def points() -> Iterator[int]:
