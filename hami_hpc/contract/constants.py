@@ -175,6 +175,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'swap': (332, 4, 'u'),
     'swap_pinned_bytes': (336, 8, 'u'),
     'latency_cores': (344, 4, 'u'),
+    'server_cores': (348, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

@@ -6,8 +6,9 @@ for at most one timeslice of another job, and where sharing by timeslices serves
 (native/interposer/arbitration/slice.h).
 
 A job with mode=mps is a client of an MPS server, which has the GPU's time and gives its clients multiprocessors. So
-all clients of one server are one tenant: with one turn while somebody latency-critical is on the GPU, of all their
-cores, and without one else. Nothing keeps it to a class's floor: its jobs are never counted as latency-critical.
+all clients of one server are one tenant with all their cores: the server's timeslice follows from them, and its turn
+while somebody latency-critical is on the GPU; else it has none. Nothing keeps it to a class's floor: its jobs are never
+counted as latency-critical.
 
 A job with mode=mig has a MIG instance to itself, with compute units of its own: nobody is beside it.
 
@@ -54,6 +55,7 @@ class Turn(NamedTuple):
     beside_slice_us: int = 0
     step_begin_permille: int = 0
     latency_cores: int = 0
+    server_cores: int = 0
 
 
 NOBODY_BESIDE = Turn(0, 0, 0, 0, 0, 0)
@@ -76,6 +78,7 @@ def make_turns(
     above = _above(grants)
     cap_count = sum(grant.policy == "cap" for grant in grants)
     beside = slices_beside(grants)
+    servers = _cores_of_servers(grants, one_server)
     turns = {
         grant.job_id: Turn(
             latency_others=latency_count - is_latency(grant),
@@ -86,6 +89,7 @@ def make_turns(
             latency_above=above[grant.job_id],
             beside_slice_us=beside[grant.job_id],
             step_begin_permille=(begins or {}).get(grant.job_id, 0),
+            server_cores=servers.get(_tenant(grant, one_server), 0),
         )
         for grant in grants
     }
@@ -139,15 +143,28 @@ def _rank(grant: Grant) -> tuple[int, int]:
 
 
 def _least_of_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int]:
-    """Returns, by job id, the fewest cores of another tenant; 0 without one. Timeslices follow from cores."""
-    cores: dict[tuple[str, int], int] = {}  # by tenant, of which each has one timeslice
-    for grant in grants:
-        cores[_tenant(grant, one_server)] = _timeslice_in_cores(grant)
-    two_least = sorted(cores.items(), key=lambda pair: pair[1])[:2]
+    """Returns, by job id, the fewest cores of another tenant; 0 without one. Timeslices follow from cores, but not
+    those of MPS servers among themselves: a small one would have little time, and few multiprocessors in it.
+    """
+    slices = {grant.job_id: _timeslice_in_cores(grant) for grant in grants if grant.mode not in BY_SERVER}
+    tenants = {("job", job_id): cores for job_id, cores in slices.items()} | _cores_of_servers(grants, one_server)
+    two_least = sorted(tenants.items(), key=lambda pair: pair[1])[:2]
     return {
-        grant.job_id: next((value for tenant, value in two_least if tenant != _tenant(grant, one_server)), 0)
+        grant.job_id: min(slices.values(), default=0)
+        if grant.mode in BY_SERVER
+        else next((value for tenant, value in two_least if tenant != _tenant(grant, one_server)), 0)
         for grant in grants
     }
+
+
+def _cores_of_servers(grants: Iterable[Grant], one_server: bool) -> dict[tuple[str, int], int]:
+    """Returns the cores of all jobs of each MPS server, at most 100 percent, by tenant."""
+    cores: dict[tuple[str, int], int] = {}
+    for grant in grants:
+        if grant.mode in BY_SERVER:
+            tenant = _tenant(grant, one_server)
+            cores[tenant] = min(100, cores.get(tenant, 0) + grant.cores_percent)
+    return cores
 
 
 def _tenant(grant: Grant, one_server: bool) -> tuple[str, int]:

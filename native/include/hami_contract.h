@@ -115,7 +115,8 @@ struct hami_limits {
 	uint32_t swap; /* where the device memory of the job's programs shall be: swap_never: on the GPU, always; swap_in: on the GPU; swap_out: on the host; swap_suspended: on the host, as long as Slurm suspends the job; swap_turn: on the host, until it is the job's turn; swap_wait: as swap_never, once the GPU has room for the job: until then none of its programs may begin to use it */
 	uint64_t swap_pinned_bytes; /* most memory of the host that each process of the job keeps page-locked between two moves of its device memory; 0: none */
 	uint32_t latency_cores; /* of a latency-critical job: cores of all on the GPU that leave a floor together, percent; 0: there are not several, or there is nobody else */
-	uint8_t pad0[3748];
+	uint32_t server_cores; /* of a job with mode=mps: cores of all jobs of its MPS server on the GPU, percent, at most 100; else 0 */
+	uint8_t pad0[3744];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -159,6 +160,7 @@ _Static_assert(offsetof(struct hami_limits, asked_cores_percent) == 328, "asked_
 _Static_assert(offsetof(struct hami_limits, swap) == 332, "swap");
 _Static_assert(offsetof(struct hami_limits, swap_pinned_bytes) == 336, "swap_pinned_bytes");
 _Static_assert(offsetof(struct hami_limits, latency_cores) == 344, "latency_cores");
+_Static_assert(offsetof(struct hami_limits, server_cores) == 348, "server_cores");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */

@@ -42,6 +42,7 @@ PART_BUSY = constant("parts.h", "HAMI_PART_BUSY")
 class _Terms(ctypes.Structure):
     _fields_ = (
         ("cores_percent", ctypes.c_uint32),
+        ("of_server", ctypes.c_bool),
         ("policy", ctypes.c_uint32),
         ("slice_us", ctypes.c_uint32),
         ("latency", ctypes.c_bool),
@@ -127,8 +128,6 @@ _lib.hami_budget_in_step.restype = _I64
 _lib.hami_budget_in_step.argtypes = (ctypes.c_bool, _U32, _U32)
 _lib.hami_terms_timeslice_us.restype = _U32
 _lib.hami_terms_timeslice_us.argtypes = (ctypes.POINTER(_Terms), _U32)
-_lib.hami_terms_server_timeslice_us.restype = _U32
-_lib.hami_terms_server_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_terms_latency_share.restype, _lib.hami_terms_latency_share.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_turn.restype = ctypes.c_bool
@@ -246,10 +245,12 @@ class Terms:
     beside_slice_us: int = 0
     greedy: bool = False
     latency_cores: int = 0
+    of_server: bool = False
 
     def _struct(self) -> _Terms:
         return _Terms(
             self.cores_percent,
+            self.of_server,
             POLICIES[self.policy],
             self.slice_us,
             self.latency,
@@ -274,10 +275,6 @@ class Terms:
     def timeslice_us(self, parts: int = 1) -> int:
         """Returns the timeslice of one of so many processes, or contexts, us; 0: the driver's own."""
         return int(_lib.hami_terms_timeslice_us(self._struct(), parts))
-
-    def server_timeslice_us(self) -> int:
-        """Returns the timeslice that a client gives to its MPS server, us."""
-        return int(_lib.hami_terms_server_timeslice_us(self._struct()))
 
     def other_percent(self, processes: int = 1) -> int:
         """Returns the cores of the only other tenant; 0: there is none, or are several."""

@@ -141,8 +141,16 @@ def test_many_without_a_share_take_no_more_turns_than_one(cores: int, parts: int
     assert beside.timeslice_us() == alone.timeslice_us(parts) == 0, "the driver's own"
 
 
-def test_clients_give_their_mps_server_the_drivers_timeslice_or_the_shortest() -> None:
-    assert [a.Terms(20, "none", latency_others=others).server_timeslice_us() for others in (0, 1, 2)] == [2048, 10, 10]
+@given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 3), st.integers(1, 64))
+def test_a_servers_timeslice_follows_from_its_cores_beside_others(
+    cores: int, least: int, latency: int, processes: int
+) -> None:
+    """However many clients set it, and though its jobs have no share of time."""
+    server = a.Terms(cores, "none", of_server=True, others_least_percent=least, latency_others=latency, slice_us=700)
+    other = a.Terms(cores, "burst", others_least_percent=least, latency_others=latency)
+    assert server.timeslice_us(processes) == other.timeslice_us()
+    assert server.others_timeslice_us() == other.others_timeslice_us()
+    assert a.Terms(cores, "none", of_server=True).timeslice_us() == 2048, "alone"
 
 
 @given(st.integers(1, 100), st.integers(1, 64))

@@ -110,7 +110,14 @@ def test_every_group_gets_the_timeslice(
 
 @pytest.mark.parametrize(
     ("fields", "timeslice_us"),
-    [({}, 2048), ({"latency_others": 1}, 10), ({"latency_others": 1, "turn_length_permille": 500}, 10)],
+    [
+        ({}, 2048),
+        ({"server_cores": 60}, 2048),
+        ({"server_cores": 60, "others_least_cores": 30}, 60 * 450),
+        ({"others_least_cores": 30}, 20 * 450),
+        ({"latency_others": 1}, 10),
+        ({"latency_others": 1, "turn_length_permille": 500}, 10),
+    ],
 )
 def test_a_client_of_mps_sets_its_servers_timeslice_and_is_not_paused(
     tmp_path: Path, machine: tuple[Path, str], fields: dict[str, int], timeslice_us: int

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(REAL_GPU, reason="tests/gpu/mps_beside.py is for
 WORKS = str(BUILD / "compute/allocates_and_works")
 RM = BUILD / "rm"
 Machine = tuple[Path, str]
-ENTRY = struct.Struct("<IIqII32I")  # struct hami_client of native/interposer/region/clients.h
+ENTRY = struct.Struct("<IIqIIII32I")  # struct hami_client of native/interposer/region/clients.h
 ENTRIES = 64
 HALF = {"latency_others": 1, "turn_begin_permille": 0, "turn_length_permille": 500}
 RESUMED = re.compile(r"resumed channels of another client of the MPS server, which is late \((-?\d+)\)")
@@ -206,10 +206,13 @@ def test_a_client_that_was_killed_while_paused_leaves_nothing_to_resume(
     assert not RESUMED.search(started[1].end())
 
 
-def entry(paused_until: int, *channels: tuple[int, int], version: int = 1, count: int | None = None) -> bytes:
+def entry(
+    paused_until: int, *channels: tuple[int, int], version: int = 1, count: int | None = None, timeslice_us: int = 0
+) -> bytes:
     handles = [handle for pair in channels for handle in pair][:32]
     handles += [0] * (32 - len(handles))
-    return ENTRY.pack(version, 7, paused_until, len(channels) if count is None else count, 0, *handles)
+    many = len(channels) if count is None else count
+    return ENTRY.pack(version, 7, paused_until, timeslice_us, many, 0, 0, *handles)
 
 
 FORGED = {
@@ -241,6 +244,28 @@ def test_whatever_is_written_into_the_file_a_client_goes_on(
             time.sleep(0.003)
             file.truncate(0)
     assert "paused" in started[0].end()
+
+
+@pytest.mark.parametrize(
+    ("others_us", "us"), [(0, 9000), (9, 9000), (10, 10), (700, 700), (20_000, 9000), (2**32 - 1, 9000)]
+)
+def test_the_servers_timeslice_is_the_shortest_that_a_client_wants(
+    others_us: int, us: int, tmp_path: Path, machine: Machine, clients: Path, started: list[Client]
+) -> None:
+    """Else a client that comes, and has not seen yet how little others have to do, would undo what another found."""
+    job = client_of(tmp_path / "job", machine, clients, {"server_cores": 20, "others_least_cores": 20})
+    with clients.open("r+b") as file:
+        file.seek((ENTRIES - 1) * ENTRY.size)
+        file.write(entry(0, timeslice_us=others_us))
+        file.flush()
+        held = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, (ENTRIES - 1) * ENTRY.size, ENTRY.size, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, held)
+        started.append(Client(job, 400))
+        assert started[0].process.wait(timeout=60) == 0
+        own = ENTRY.unpack(clients.read_bytes()[: ENTRY.size])
+    last = re.findall(r"timeslices of (\d+) us", started[0].end())[-1]
+    assert int(last) == us
+    assert own[3] == 9000, "what it wants itself"
 
 
 def test_a_client_without_an_entry_is_not_paused(job: Slice, clients: Path, started: list[Client]) -> None:

@@ -152,10 +152,10 @@ def test_nobody_gives_way_to_a_job_whose_floor_mps_would_have_to_keep() -> None:
     turns = make_turns([of_mps, grant(5, 50), grant(6, 50, policy="cap")])
     assert [turns[job].latency_others for job in (4, 5, 6)] == [0, 0, 0]
     assert [turns[job].others_capped for job in (4, 5, 6)] == [1, 1, 0]
-    assert [turns[job].others_least_cores for job in (4, 5, 6)] == [50, 4, 4]
-    assert [turns[job].turn_length_permille for job in (4, 5, 6)] == [0, 500, 500], (
-        "it has a turn only beside somebody latency-critical"
-    )
+    assert [turns[job].others_least_cores for job in (4, 5, 6)] == [50, 50, 50]
+    assert [turns[job].server_cores for job in (4, 5, 6)] == [50, 0, 0]
+    lengths = [turns[job].turn_length_permille for job in (4, 5, 6)]
+    assert lengths == [0, 500, 500], "it has a turn only beside somebody latency-critical"
     turns = make_turns([of_mps._replace(class_priority=9), lc])
     assert (turns[3].latency_above, turns[3].latency_others) == (0, 0)
     assert (turns[4].latency_above, turns[4].latency_others) == (0, 1)
@@ -203,23 +203,27 @@ def test_turns_beside_somebody_latency_critical_fill_the_period_once(jobs: list[
 
 
 def test_clients_of_one_mps_server_are_one_tenant_without_a_turn_where_nobody_is_latency_critical() -> None:
-    share = [grant(1, 20), grant(2, 60)]
-    alone = make_turns(share)
-    clients = [of_mps(3, 10), of_mps(4, 40), of_mps(5, 50)]
-    beside = make_turns([*share, *clients])
-    for job in (1, 2):
-        assert beside[job] == alone[job]._replace(others_least_cores=4), "turns are of those that keep to them"
+    share, clients = [grant(1, 20), grant(2, 60)], [of_mps(3, 10), of_mps(4, 30), of_mps(5, 10)]
+    alone, beside = make_turns(share), make_turns([*share, *clients])
+    for job, least in ((1, 50), (2, 20)):
+        assert beside[job] == alone[job]._replace(others_least_cores=least), "turns are of those that keep to them"
     assert [beside[job][1:4] for job in (3, 4, 5)] == [(0, 0, 20)] * 3
-    assert make_turns([*share[:1], *clients])[1] == Turn(0, 0, 0, 4, 0, 0), "it waits for nobody's turn"
+    assert make_turns([*share[:1], *clients])[1] == Turn(0, 0, 0, 50, 0, 0), "it waits for nobody's turn"
+    assert [beside[job].server_cores for job in (1, 2, 3, 4, 5)] == [0, 0, 50, 50, 50]
 
 
 def test_an_mps_server_is_another_tenants_unless_all_users_have_one() -> None:
-    clients = [of_mps(3, 10), of_mps(4, 40)]
-    assert [turn.others_least_cores for turn in make_turns(clients).values()] == [0, 0]
-    clients.append(of_mps(5, 50, uid=2))
-    assert [turn.others_least_cores for turn in make_turns(clients).values()] == [4, 4, 4]
-    assert [turn.others_least_cores for turn in make_turns(clients, one_server=True).values()] == [0, 0, 0]
-    assert make_turns([*clients, grant(6, 2)], one_server=True)[6].others_least_cores == 4
+    clients = [of_mps(3, 10), of_mps(4, 40), of_mps(5, 60, uid=2)]
+    turns = make_turns(clients).values()
+    assert [(turn.others_least_cores, turn.server_cores) for turn in turns] == [(0, 50), (0, 50), (0, 60)], (
+        "2048 us each"
+    )
+    turns = make_turns([*clients, grant(6, 30), grant(7, 20)]).values()
+    assert [turn.others_least_cores for turn in turns] == [20, 20, 20, 20, 30]
+    turns = make_turns([*clients, grant(6, 90)]).values()
+    assert [turn.others_least_cores for turn in turns] == [90, 90, 90, 50]
+    turns = make_turns([*clients, grant(6, 2)], one_server=True).values()
+    assert [(turn.others_least_cores, turn.server_cores) for turn in turns] == [(2, 100)] * 3 + [(100, 0)], "no more"
 
 
 def test_nobody_is_beside_a_job_with_a_mig_instance() -> None:

@@ -77,12 +77,16 @@ bool hami_terms_has_long_rounds(const struct hami_terms *terms)
 
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
 {
+	const bool of_server = job->mode == HAMI_MODE_MPS;
+	const uint32_t server_cores = of_server ? __atomic_load_n(&job->server_cores, __ATOMIC_RELAXED) : 0;
 	return (struct hami_terms){
-		.cores_percent = share_of(percent_of(job), percent_of(step)),
+		.cores_percent = server_cores ? within(server_cores, 1, 100)
+					      : share_of(percent_of(job), percent_of(step)),
+		.of_server = of_server,
 		.policy = step->policy,
 		.slice_us = step->slice_us,
 		/* An MPS server has turns as others have: its clients keep it to nothing else. */
-		.latency = step->latency && job->mode != HAMI_MODE_MPS,
+		.latency = step->latency && !of_server,
 		/* MPS keeps its time, and a MIG instance is nobody else's. */
 		.floor_percent = job->mode == HAMI_MODE_SHARE ? step->floor_percent : 0,
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
@@ -100,31 +104,28 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 {
-	parts = parts ? parts : 1;
+	parts = parts && !terms->of_server ? parts : 1;
 	if (!terms->latency && terms->latency_others)
 		return SLICE_BESIDE_LATENCY;
+	if (terms->of_server && !terms->others_least_percent)
+		return HAMI_DRIVERS_SLICE_US;
 	if (terms->latency && terms->latency_above)
 		return within(SLICE_LATENCY_BELOW / parts, HAMI_SLICE_US_LEAST, SLICE_LATENCY_BELOW);
 	if (terms->latency && terms->latency_others && terms->greedy)
 		return within(terms->cores_percent * SLICE_LATENCY_GREEDY / parts, HAMI_SLICE_US_LEAST,
 			      SLICE_LATENCY);
-	if (terms->slice_us && !terms->latency_others)
+	if (terms->slice_us && !terms->latency_others && !terms->of_server)
 		return within(terms->slice_us / parts, HAMI_CLASS_SLICE_US_MIN, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->latency)
 		return SLICE_LATENCY;
 	if (terms->beside_slice_us)
 		return within(terms->beside_slice_us / parts, SLICE_LEAST, HAMI_CLASS_SLICE_US_MAX);
-	if (terms->policy == HAMI_POLICY_NONE)
+	if (terms->policy == HAMI_POLICY_NONE && !terms->of_server)
 		return parts > 1 && terms->others_least_percent
 			       ? within(HAMI_DRIVERS_SLICE_US / parts, SLICE_LEAST, HAMI_DRIVERS_SLICE_US)
 			       : 0;
 	uint32_t slice = terms->cores_percent * slice_per_percent(terms) / parts;
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
-}
-
-uint32_t hami_terms_server_timeslice_us(const struct hami_terms *terms)
-{
-	return terms->latency_others ? SLICE_BESIDE_LATENCY : HAMI_DRIVERS_SLICE_US;
 }
 
 uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms)
@@ -134,7 +135,9 @@ uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms)
 
 uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 {
-	if (terms->latency || terms->latency_others || terms->policy == HAMI_POLICY_NONE)
+	if (terms->latency || terms->latency_others)
+		return 0;
+	if (terms->policy == HAMI_POLICY_NONE && !terms->of_server)
 		return 0;
 	if (terms->in_step || terms->beside_slice_us)
 		return 0;

@@ -31,9 +31,10 @@
 
 struct hami_terms {
 	uint32_t cores_percent; /* 1 to 100 */
-	uint32_t policy;        /* HAMI_POLICY_... */
-	uint32_t slice_us;      /* of the class, instead of what follows from cores_percent; 0: none */
-	bool latency;           /* latency-critical */
+	bool of_server;    /* a client of an MPS server: these are the server's cores, timeslice and turn */
+	uint32_t policy;   /* HAMI_POLICY_... */
+	uint32_t slice_us; /* of the class, instead of what follows from cores_percent; 0: none */
+	bool latency;      /* latency-critical */
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
 	uint32_t latency_above; /* of these, those that come before this one, if it is latency-critical */
@@ -54,16 +55,10 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 
 /*
  * Returns the timeslice of one of `parts` processes, or contexts of them, that share the terms, in microseconds; 0: the
- * driver's. They divide the tenant's. Beside somebody latency-critical the class's own does not count: it is short,
+ * driver's. They divide the tenant's, but clients of an MPS server, which all set the server's. Beside somebody latency-critical the class's own does not count: it is short,
  * but for a latency-critical tenant whom nobody comes before, and that is not greedy.
  */
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts);
-
-/*
- * Returns the timeslice that a client gives to its MPS server, microseconds: the driver's, or beside somebody
- * latency-critical the shortest.
- */
-uint32_t hami_terms_server_timeslice_us(const struct hami_terms *terms);
 
 /*
  * Returns the timeslice of what copies between the GPU and the host, microseconds; 0: the driver's, of about a millisecond.

@@ -63,7 +63,7 @@ int64_t hami_contexts_plan(struct hami_contexts *c, unsigned int slice, const st
 			   const struct hami_part *part, int64_t now)
 {
 	uint64_t list[HAMI_CONTEXTS_MOST];
-	const bool watches = terms->latency_others || terms->others_least_percent;
+	const bool watches = !terms->of_server && (terms->latency_others || terms->others_least_percent);
 	if (!watches && !c->watches)
 		return INT64_MAX;
 	if (watches != c->watches)

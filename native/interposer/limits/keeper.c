@@ -55,6 +55,9 @@ struct keeper {
 	uint64_t job_used;     /* by the last count */
 	int64_t step;          /* shared: the next count at the latest, for the timeslice's sake */
 	bool pauses;           /* the policy's way to keep a cap; false: timeslices alone */
+	bool rests;            /* it has nothing to do */
+	uint32_t busy_clients; /* of the job, that work nearly always */
+	int64_t server_used;   /* by the server, since the timeslice was last fitted */
 	struct hami_opening opening;
 	struct hami_contexts contexts;
 	bool shut;      /* the budget says so */
@@ -110,10 +113,10 @@ static void set_timeslice(struct keeper *k)
 	k->processes = hami_region_step_processes(k->region);
 	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
 	k->terms.greedy = k->slice.greedy;
-	const bool of_server = hami_server_is_mine(k->slice_index);
-	k->longest_us = of_server ? hami_terms_server_timeslice_us(&k->terms)
-				  : hami_terms_timeslice_us(&k->terms, k->processes * contexts);
-	uint32_t wanted = of_server ? k->longest_us : hami_slice_us(&k->slice, k->longest_us);
+	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes * contexts);
+	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
+	if (k->terms.of_server)
+		wanted = hami_server_timeslice(k->slice_index, k->rests ? k->longest_us : wanted);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
 		return;
 	int rc = 0;
@@ -122,7 +125,7 @@ static void set_timeslice(struct keeper *k)
 	if (!rc)
 		rc = hami_channels_timeslice(k->slice_index, wanted);
 	if (rc) {
-		hami_log(of_server ? 1 : 0,
+		hami_log(k->terms.of_server ? 1 : 0,
 			 "the driver refuses timeslices%s (%s); the GPU's own turns stay\n",
 			 hami_slice_place(k->slice_index), strerror(-rc));
 		k->no_timeslices = true;
@@ -162,8 +165,10 @@ static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
 	if (k->seen.elapsed < FIT_NS && seen->now < k->step)
 		return;
 	uint64_t used = hami_opening_job_used(&k->opening);
-	k->seen.used = (int64_t)(used - k->job_used); /* of the job, not of this process alone */
+	/* Of the job, not of this process alone; or of the server. */
+	k->seen.used = k->terms.of_server ? k->server_used : (int64_t)(used - k->job_used);
 	k->job_used = used;
+	k->server_used = 0;
 	if (k->terms.latency && k->terms.latency_others)
 		hami_slice_step_latency(&k->slice, &k->seen, hami_terms_latency_share(&k->terms));
 	else if (!hami_terms_others_timeslice_us(&k->terms))
@@ -179,7 +184,7 @@ static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
 static uint32_t others_timeslice_us(const struct keeper *k)
 {
 	uint32_t us = hami_terms_others_timeslice_us(&k->terms);
-	return k->processes > 1 && k->longest_us < us ? k->longest_us : us;
+	return k->processes > 1 && k->longest_us < us && !k->terms.of_server ? k->longest_us : us;
 }
 
 /* Counts what was used, takes it from the budgets, and learns until when they say the same. */
@@ -201,6 +206,9 @@ static void count(struct keeper *k, int64_t steady)
 				 .can_yield = k->pauses && k->terms.turn_length};
 	struct hami_presence presence = {.elapsed = seen.elapsed, .slice = 1000ll * k->timeslice};
 	hami_meter_count(k->slice_index, shared, &lengths, &seen, &presence);
+	k->server_used += seen.used;
+	if (k->busy_clients > 1)
+		seen.used /= k->busy_clients; /* the job's other clients count the same time */
 	struct hami_spent spent = {.since = k->counted,
 				   .used = seen.used,
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
@@ -229,10 +237,11 @@ static void count(struct keeper *k, int64_t steady)
 static void read_terms(struct keeper *k)
 {
 	k->terms = hami_terms_read(k->region->job, k->region->step);
-	const bool divides = k->terms.latency_others && !hami_server_is_mine(k->slice_index) &&
-			     hami_region_processes(k->region) > 1;
-	k->part =
-		divides ? hami_region_part(k->region, hami_clock_shared() - BUSY_NS) : (struct hami_part){0};
+	struct hami_part part = {0};
+	if ((k->terms.latency_others || k->terms.of_server) && hami_region_processes(k->region) > 1)
+		part = hami_region_part(k->region, hami_clock_shared() - BUSY_NS);
+	k->part = k->terms.of_server ? (struct hami_part){0} : part;
+	k->busy_clients = k->terms.of_server ? part.count : 0;
 	set_timeslice(k);
 }
 
@@ -245,6 +254,7 @@ static void rest(struct keeper *k)
 	const int64_t begun = hami_clock_steady();
 	hami_log(2, "nothing to do on the GPU; the keeper rests%s\n", hami_slice_place(k->slice_index));
 	hami_ending_works(k->slice_index, false);
+	k->rests = true;
 	for (;;) {
 		if (hami_launched_wait(k->slice_index, hami_objects_started(k->slice_index)
 							       ? jittered(k, REST_NS)
@@ -261,6 +271,7 @@ static void rest(struct keeper *k)
 		hami_meter_begin(k->slice_index, hami_clock_shared());
 	}
 	hami_ending_works(k->slice_index, true);
+	k->rests = false;
 	k->busy = k->begun = k->counted = k->sampled = hami_clock_steady();
 	k->change = k->busy;
 	if (k->terms.latency) { /* whether it is beyond its share goes by all time, and all processes */
@@ -321,7 +332,6 @@ static void sample(struct keeper *k, int64_t steady)
 /* One look: measures and decides. Returns when to look again, steady. */
 static int64_t look(struct keeper *k)
 {
-	const bool of_server = hami_server_is_mine(k->slice_index);
 	int64_t steady = hami_clock_steady(), until, part, in_step;
 	if (k->opening.open && steady >= k->sampled)
 		sample(k, steady);
@@ -334,9 +344,7 @@ static int64_t look(struct keeper *k)
 	turn = hami_part_open(&k->terms, &k->part, shared, &part) && turn;
 	bool open = hami_terms_open(&k->terms, k->shut, k->said, shared, &in_step);
 	until = least(until, least(part, in_step));
-	const int64_t context =
-		of_server ? INT64_MAX
-			  : hami_contexts_plan(&k->contexts, k->slice_index, &k->terms, &k->part, shared);
+	const int64_t context = hami_contexts_plan(&k->contexts, k->slice_index, &k->terms, &k->part, shared);
 	if (k->pauses)
 		until = least(until, context);
 	else /* they divide the timeslice all the same */
@@ -347,11 +355,11 @@ static int64_t look(struct keeper *k)
 	    waits_for_request(k, steady))
 		return steady + WAIT_LOOK_NS;
 	k->due = 0;
-	if (of_server && !wanted)
+	if (k->terms.of_server && !wanted)
 		wanted = !hami_server_pauses(k->slice_index, until);
 	bool done = set_open(k, wanted);
-	if (of_server && k->opening.open)
-		hami_server_opens(k->slice_index, shared);
+	if (k->terms.of_server && k->opening.open && hami_server_opens(k->slice_index, shared))
+		set_timeslice(k);
 	int64_t step = k->step == INT64_MAX ? INT64_MAX : steady + (k->step - shared);
 	int64_t next = least(least(k->change, k->counted + count_gap(k)), least(turn_ends, step));
 	next = least(next, k->opening.open ? k->sampled : steady + SHUT_LOOK_NS);

@@ -11,14 +11,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Returns whether this process is a client of an MPS server: then it shares the server's timeslice, and turn, with others. */
-bool hami_server_is_mine(unsigned int slice);
 /*
  * Says that this process's channels are paused until then, by hami_clock_shared(): before it pauses them, and while they
  * are. Returns whether it may: not where the others could not resume them.
  */
 bool hami_server_pauses(unsigned int slice, int64_t until);
-/* Says that they are open, at `now` by that clock, and resumes channels of others that are late. */
-void hami_server_opens(unsigned int slice, int64_t now);
+/*
+ * Says that they are open, at `now` by that clock, and resumes channels of others that are late. Returns whether the others
+ * want another timeslice than before.
+ */
+bool hami_server_opens(unsigned int slice, int64_t now);
+/* Says which timeslice this client wants, us. Returns the one that the server shall have: the shortest that any wants. */
+uint32_t hami_server_timeslice(unsigned int slice, uint32_t wanted);
 
 #endif

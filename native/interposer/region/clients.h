@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the clients of an MPS server tell each other: in a file in the server's pipe directory, which root has made for
- * its users to write (hami_hpc/node/mps_directories.py). A client that is paused stops all of them (ADR 113). So each says
+ * its users to write (hami_hpc/node/mps_directories.py). All of them set the one timeslice that the server has: the
+ * shortest that one of them wants. A client that is paused stops all of them (ADR 113). So each says
  * which channels it pauses, and until when: if it has not resumed them by then, as one that is stopped has not, others do.
  *
  * The file is read and written, not mapped: whoever may write it may cut it short. Nothing in it is believed: what is
@@ -21,11 +22,13 @@
 #define HAMI_CLIENT_VERSION 1u
 
 struct hami_client {
-	uint32_t version;     /* HAMI_CLIENT_VERSION; entries of others are passed over */
-	uint32_t pid;         /* in the driver's records (driver/switches.h); 0: not known */
-	int64_t paused_until; /* by hami_clock_shared(); 0: it is not paused */
+	uint32_t version;      /* HAMI_CLIENT_VERSION; entries of others are passed over */
+	uint32_t pid;          /* in the driver's records (driver/switches.h); 0: not known */
+	int64_t paused_until;  /* by hami_clock_shared(); 0: it is not paused */
+	uint32_t timeslice_us; /* that it would give the server; 0: any */
 	uint32_t count;
 	uint32_t place; /* in the file, less than HAMI_CLIENTS_MOST; filled in by who reads it */
+	uint32_t reserved;
 	struct {
 		uint32_t client, channel; /* the driver's handles */
 	} channels[HAMI_CLIENT_CHANNELS_MOST];
