@@ -39,7 +39,6 @@ def log(layout: Layout) -> Path:
     return layout.log / f"{controllers.SECOND}.log"
 
 
-@pytest.mark.slurm_before("25.05")  # others were not tried
 def test_jobs_run_and_slices_start_when_a_second_controller_takes_over(restored: Layout) -> None:
     """A job that waited starts as well: the second controller counts what is free, and what is not."""
     (restored.home / "games" / "go").unlink(missing_ok=True)
