@@ -119,7 +119,11 @@ def test_prolog_and_epilog_ask_for_the_users_daemon_of_the_jobs_gpu(node: Node, 
     grant = node.grants()[7]
     assert member == Member(7, grant.created_unix_ns, 50, 8192)
     assert (node.jobs / "7" / c.FILE_MPS).read_text() == f"1 {place.pipe}\n"
-    assert backend_of("mps").describe(grant) == (node.jobs / "7" / c.FILE_JOB_LIMITS).read_bytes()
+    record = bytearray(backend_of("mps").describe(grant))
+    for name, value in (("sequence", 2), ("server_cores", 50)):  # once root has told it of the others on the GPU
+        offset, width, _kind = c.LIMITS_FIELDS[name]
+        record[offset : offset + width] = value.to_bytes(width, "little")
+    assert record == (node.jobs / "7" / c.FILE_JOB_LIMITS).read_bytes()
     assert run(node, epilog_main, 7) == 0
     assert daemons.asked[1:] == [("leave", PROGRAM, str(UID), 7), ("leave", PROGRAM, "all", 7)]
     assert daemons.jobs == {}
