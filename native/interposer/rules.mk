@@ -125,7 +125,7 @@ fuzz: fuzzers
 # With a sanitizer: the same tests on that build, less those that only take long.
 INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py announced.py \
 	trace_times.py mig_parts.py swap.py swap_ends.py swap_pools.py \
-	$(if $(findstring address,$(SAN)),slices_in_one_process.py max_processes.py))
+	$(if $(findstring address,$(SAN)),slices_in_one_process.py max_processes.py mps_turns.py))
 SLOW_TESTS := any_usage_record or rests_while or two_ or tenants or shares_follow or paused_tenant
 # Of the tests of moved memory those that move much of it, or wait. All were run with both sanitizers.
 SLOW_TESTS += or each_family or calls_wait_while or said_to_be_away or room_on_the_gpu or away_needs_no_room or \
