@@ -55,8 +55,9 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 
 /*
  * Returns the timeslice of one of `parts` processes, or contexts of them, that share the terms, in microseconds; 0: the
- * driver's. They divide the tenant's, but clients of an MPS server, which all set the server's. Beside somebody latency-critical the class's own does not count: it is short,
- * but for a latency-critical tenant whom nobody comes before, and that is not greedy.
+ * driver's. They divide the tenant's; clients of an MPS server do not, as all of them set the server's. Beside somebody
+ * latency-critical the class's own does not count: it is short, but for a latency-critical tenant whom nobody comes before,
+ * and that is not greedy.
  */
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts);
 

@@ -31,9 +31,9 @@ struct hami_object *hami_object_new(void);
 void hami_object_drop(struct hami_object *object);
 
 /*
- * A second handle of an object, whose class is not told. One that channels are made below is a group, whose channels are
- * paused as any other's; but a client of an MPS server has its own below a handle of the server's group, which all
- * clients share: that has a timeslice, and is not paused.
+ * A second handle of an object, whose class is not told. One that channels are made below is a group. A client of an MPS
+ * server has its channels below a handle of the server's group, which all clients share: each of these channels is at
+ * work, and paused, by itself, and the timeslice is set by that handle.
  */
 enum hami_duplicate { HAMI_NO_DUPLICATE, HAMI_DUPLICATE, HAMI_DUPLICATE_OF_SERVER };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The turn of an MPS server, as one of its clients keeps it: all of them have the same turn, and pause their own channels
- * outside of it. That stops the others, too (ADR 113): so what one of them has not resumed in time, as it is stopped or
- * waits for a processor, the others resume.
+ * The turn and the timeslice of an MPS server, as one of its clients keeps them. All clients have the same turn, and pause
+ * their own channels outside of it. That stops the others, too (ADR 113): so what one of them has not resumed in time, as it
+ * is stopped or waits for a processor, the others resume. The timeslice is the shortest that one of them wants.
  *
  * For the keeper's thread of the job's only slice: no lock, and none is held over an ioctl. Not async-signal-safe.
  */

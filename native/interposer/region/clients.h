@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the clients of an MPS server tell each other: in a file in the server's pipe directory, which root has made for
- * its users to write (hami_hpc/node/mps_directories.py). All of them set the one timeslice that the server has: the
- * shortest that one of them wants. A client that is paused stops all of them (ADR 113). So each says
+ * its users to write (hami_hpc/node/mps_directories.py). A client that is paused stops all of them (ADR 113). So each says
  * which channels it pauses, and until when: if it has not resumed them by then, as one that is stopped has not, others do.
+ * And each says which timeslice it wants, as the server has one for all.
  *
  * The file is read and written, not mapped: whoever may write it may cut it short. Nothing in it is believed: what is
  * wrong there costs its reader calls that the driver refuses, or does what the writer could have done without it.
