@@ -29,6 +29,7 @@ int main(int argc, char **argv)
 		OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
 		hint(count);
 		OK(cuStreamEndCapture(stream, &graph));
+		OK(cuCtxSynchronize());
 		return 0;
 	}
 	hint(count);
