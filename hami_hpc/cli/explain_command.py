@@ -17,7 +17,7 @@ from hami_hpc.cli.pool_command import node_json, read_rooms, settings_here
 from hami_hpc.core import pool as pool_of
 from hami_hpc.core import reasons
 from hami_hpc.core.asked import Asked, decode, has_features, needed_features
-from hami_hpc.core.hostlist import named
+from hami_hpc.core.hostlist import HostlistError, named
 from hami_hpc.core.pool import Need, Node, Room, Size
 from hami_hpc.core.request_keys import slo_text
 from hami_hpc.errors import NodeError
@@ -145,8 +145,9 @@ def _words(job: Job) -> reasons.Explained:
 def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
     """Returns a line for each kind of nodes that the job may use: whether it fits now, and the largest free slice."""
     may_use = _of_its_reservation(job, candidates(job, rooms))
+    absent = _absent_lines(job)
     if not may_use:
-        return [f"no node with vGPUs of partition {','.join(job.row.partitions)} has what it asks for"]
+        return absent or [f"no node with vGPUs of partition {','.join(job.row.partitions)} has what it asks for"]
     need = need_of(job, asked)
     alike: dict[str, list[str]] = {}
     ranked = sorted(may_use, key=lambda item: -max((gpu.free_shards for gpu in item[2].gpus), default=0))
@@ -165,6 +166,25 @@ def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
         lines.append(f"and {more} more nodes with less: hami-hpc pool")
     if needed_features(job.value("Features")) is None:
         lines.append("(its --constraint is more than a list joined by &, and was not taken into account)")
+    return lines + absent
+
+
+def _absent(job: Job) -> tuple[str, str]:
+    """Returns the nodes of its partitions that are powered down in the cloud, and those that are not there yet."""
+    try:
+        return commands.absent_nodes(job.row.partitions)
+    except (NodeError, HostlistError):  # a site may hide nodes and partitions (PrivateData)
+        return "", ""
+
+
+def _absent_lines(job: Job) -> list[str]:
+    powered_down, future = _absent(job)
+    lines = []
+    if powered_down:
+        why = "powered down in the cloud, where Slurm does not show what they have (PrivateData=cloud: it does)"
+        lines.append(f"{powered_down}: {why}; this job may wake them")
+    if future:
+        lines.append(f"{future}: not there yet (State=FUTURE); jobs wait until they register")
     return lines
 
 
@@ -289,8 +309,9 @@ def _head(job: Job) -> str:
 def _json(job: Job, rooms: Rooms | None, settings: Settings | None, may_ask: bool) -> dict[str, object]:
     words = _words(job)
     is_waiting = job.row.state in WAITING
-    fits = []
+    fits, absent = [], ("", "")
     if is_waiting and job.asked is not None and rooms is not None:
+        absent = _absent(job)
         need = need_of(job, job.asked)
         may_use = _of_its_reservation(job, candidates(job, rooms))
         fits = [node_json(*place) | {"lacks": _lacking(job, need, *place)} for place in may_use]
@@ -300,6 +321,8 @@ def _json(job: Job, rooms: Rooms | None, settings: Settings | None, may_ask: boo
         "asked": asdict(job.asked) | {"request": job.asked.request} if job.asked else None,
         "placed": [{"nodes": nodes, "gpus": gpus} for nodes, gpus in cluster_view.placement(job.record)],
         "may_use": None if rooms is None else fits,
+        "powered_down": absent[0],
+        "future": absent[1],
         "turns": _turns(job, settings, may_ask) if job.row.state in RUNNING else [],
     }
 

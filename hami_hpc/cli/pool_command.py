@@ -23,6 +23,7 @@ from hami_hpc.node.preset_settings import read_presets
 from hami_hpc.slurm import cluster_view, commands
 
 NO_SLICE = "none"
+_OF_THE_CLOUD = "nodes of the cloud are shown while they are up, or with PrivateData=cloud"
 BOUND = "at most "  # before the slice of a node whose GPUs Slurm does not show one by one
 
 
@@ -193,13 +194,15 @@ def pool(nodes: tuple[str, ...], each_node: bool, form: str, config: Path | None
         raise Failure(f"{error}: give names, or host lists such as gpu[01-16]", ExitCode.USAGE) from error
     unknown = fold(named - {node.name for node, _, _ in rooms})
     if unknown:
-        raise Failure(f"Slurm shows no node with vGPUs of the name {unknown}; sinfo -N lists all nodes")
+        raise Failure(f"Slurm shows no node with vGPUs of the name {unknown} (sinfo -N); {_OF_THE_CLOUD}")
     shown = [row for row in rooms if not nodes or row[0].name in named]
     if form == "json":
         tables = [node_json(*row) | {"turns": turn_view.of_node(settings, row[0].name)[1]} for row in shown]
         click.echo(json.dumps(tables, indent=2))
     elif not shown:
-        click.echo("Slurm shows no node with vGPUs (gres shard, vgpu_mem and vgpu_cores) to this user")
+        click.echo(
+            f"Slurm shows no node with vGPUs (gres shard, vgpu_mem and vgpu_cores) to this user; {_OF_THE_CLOUD}"
+        )
     else:
         _show(shown, with_gpus=bool(nodes), each=each_node or bool(nodes))
         _show_turns(shown, settings)

@@ -139,7 +139,8 @@ _TEXTS = (
     (
         "may be reserved for other job",
         Explained(
-            "The nodes that it may use are reserved for others (scontrol show reservation).",
+            "The nodes that it may use are reserved for others (scontrol show reservation), or not there yet "
+            "(State=FUTURE).",
             "Wait, or use other nodes. A user of the reservation submits with --reservation=NAME.",
             True,
         ),

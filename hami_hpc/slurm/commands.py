@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
+from hami_hpc.core.hostlist import expand, fold
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm.failure import failed
 from hami_hpc.slurm.files import find_slurm_conf
@@ -122,6 +123,18 @@ def resume_node(node: str) -> None:
 def show_nodes() -> str:
     """Returns what slurmctld shows of all nodes to this user. Raises NodeError when it does not answer."""
     return _output("scontrol", "--local", "--oneliner", "--details", "show", "nodes")
+
+
+def absent_nodes(partitions: Sequence[str]) -> tuple[str, str]:
+    """Returns the nodes of partitions that are powered down in the cloud and so not shown, and those that are not there
+    yet (State=FUTURE), each as a host list. Raises NodeError when slurmctld does not answer."""
+    show = ("scontrol", "--local", "--all", "--oneliner", "show")
+    states = dict(re.findall(r"(?m)^NodeName=(\S+).*? State=(\S+)", _output(*show, "nodes", "--future")))
+    named: set[str] = set()
+    for name in partitions:
+        match = re.search(r" Nodes=(\S+)", _output(*show, "partition", name))
+        named |= set(expand(match[1]) if match and match[1] != "(null)" else ())
+    return fold(named - states.keys()), fold(name for name in named if "FUTURE" in states.get(name, "").split("+"))
 
 
 def reservation_nodes(name: str) -> str:

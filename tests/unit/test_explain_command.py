@@ -19,6 +19,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.slurm import commands
 from hami_hpc.slurm.cluster_view import SQUEUE_FORMAT
 
+ABSENT_NODES = commands.absent_nodes
 # squeue's lines at the time of the record, by job id; games is uid 5, news uid 9.
 QUEUE = {
     14: "14|14|14|N/A|5|games|RUNNING|gpu|std|0:11|1:00:00|2026-11-21T21:28:24|2026-11-21T21:28:23|node1|None",
@@ -42,6 +43,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
         return "\n".join(line for number, line in queue.items() if str(number) == re.split(r"[_+]", job)[0])
 
     monkeypatch.setattr(commands, "queue_rows", rows)
+    monkeypatch.setattr(commands, "absent_nodes", lambda _partitions: ("", ""))
     return queue
 
 
@@ -73,6 +75,36 @@ def test_a_small_job_behind_others_fits_already(tmp_path: Path) -> None:
     said = lines(tmp_path, 23)
     assert "type h200, mode share (vgpu:h200:mem=2G,cores=10,mode=share)" in said["asked"]
     assert said["fits now"].startswith("node1: this job fits, as far as Slurm shows it")
+
+
+def test_nodes_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = "NodeName=cpu1 Arch=x86_64 State=IDLE+CLOUD\nNodeName=far State=DOWN+FUTURE Partitions=gpu\n"
+    parts = {
+        "gpu": "PartitionName=gpu Nodes=far,cloud[1-3] State=UP",
+        "none": "PartitionName=none Nodes=(null) State=UP",
+    }
+
+    def scontrol(*command: str) -> str:
+        assert command[:5] == ("scontrol", "--local", "--all", "--oneliner", "show")
+        return nodes if command[5:] == ("nodes", "--future") else parts[command[6]]
+
+    monkeypatch.setattr(commands, "_output", scontrol)
+    monkeypatch.setattr(commands, "absent_nodes", ABSENT_NODES)
+    assert ABSENT_NODES(["none", "gpu"]) == ("cloud[1-3]", "far")
+    assert ABSENT_NODES(["none"]) == ("", "")
+    shown = explain(tmp_path, "17").stdout.splitlines()
+    assert shown[-2].strip().startswith("cloud[1-3]: powered down in the cloud")
+    assert shown[-1].strip() == "far: not there yet (State=FUTURE); jobs wait until they register"
+    (told,) = json.loads(explain(tmp_path, "17", "--format", "json").stdout)
+    assert (told["powered_down"], told["future"]) == ("cloud[1-3]", "far")
+    monkeypatch.setattr(commands, "show_nodes", lambda: nodes)
+    assert "no node with vGPUs of partition" not in explain(tmp_path, "17").stdout
+
+    def refused(*_command: str) -> str:
+        raise NodeError("slurm_load_partitions: Access/permission denied")
+
+    monkeypatch.setattr(commands, "_output", refused)
+    assert "no node with vGPUs of partition gpu has what it asks for" in explain(tmp_path, "17").stdout
 
 
 def test_a_held_job_gets_the_command_that_releases_it(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_pool_takes_host_lists_as_slurm_writes_them(tmp_path: Path) -> None:
     assert pool(tmp_path, "node[1]").stdout == pool(tmp_path, "node1").stdout
     missing = pool(tmp_path, "node[1-3],login")
     assert missing.exit_code == 1
-    assert "no node with vGPUs of the name login,node[2-3]; sinfo -N lists" in missing.stderr
+    assert "no node with vGPUs of the name login,node[2-3] (sinfo -N); nodes of the cloud" in missing.stderr
     wrong = pool(tmp_path, "node[1-")
     assert (wrong.exit_code, "is not a host name or range: give names, or host lists" in wrong.stderr) == (2, True)
 

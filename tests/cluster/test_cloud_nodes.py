@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that are not there until a job needs them, or until they say so: State=CLOUD, State=FUTURE, dynamic nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable
+
+from harness import config, daemons, jobs, node, services
+from harness.layout import Layout
+from test_power_saving import programs, state
+from test_requests import total_mib
+
+REQUEST = "--gres=vgpu:mem=8G,cores=20"
+
+
+def change_node_line(layout: Layout, change: Callable[[str], str]) -> str:
+    """Changes what slurm.conf says of the GPU node, while its daemons are down. Returns what it said."""
+    for name in ("slurmd", "slurmctld"):
+        daemons.stop(layout, name)
+    file = layout.etc / "slurm-hami-hpc.conf"
+    (line,) = re.findall(rf"(?m)^NodeName={config.NODE} .*\n", file.read_text())
+    config.write(file, file.read_text().replace(line, change(line)))
+    for recovered in (layout.root / "slurmctld").glob("node_state*"):
+        recovered.unlink()
+    return str(line)
+
+
+def start_slurmd(layout: Layout, *options: str, name: str = config.NODE) -> None:
+    usual = services.describe(layout, "slurmd")
+    command = [name if word == config.NODE else word for word in usual.command]
+    daemons.start(layout, dataclasses.replace(usual, command=(*command, "-b", *options)))
+
+
+def of_a_dynamic_node(line: str) -> str:
+    """Leaves out what slurmd says of itself: its name, address and port."""
+    return re.sub(r"\b(NodeName|NodeHostname|NodeAddr|Port)=\S+ ", "", line).strip()
+
+
+def nodes_of(layout: Layout, job: int) -> tuple[str, str, list[str]]:
+    """Returns the nodes that `hami-hpc explain` calls powered down, and not there yet, and those that it describes."""
+    (told,) = json.loads(jobs.admin(layout, "hami-hpc", "explain", "--format=json", str(job)))
+    return told["powered_down"], told["future"], [place["node"] for place in told["may_use"]]
+
+
+def has_its_slice(layout: Layout, job: int) -> None:
+    jobs.wait_for_state(layout, job, "COMPLETED", timeout_s=90)
+    assert total_mib(jobs.output(layout, "games", job)) == [8192, 8192]
+    node.wait_until_clean(layout)
+
+
+def test_a_job_brings_up_a_node_of_the_cloud(restored: Layout) -> None:
+    change_node_line(restored, lambda line: f"{line.rstrip()} State=CLOUD\n")
+    suspended, resumed = programs(restored)
+    jobs.wait(restored, lambda: state(restored) == "idle~", "the node to be powered down", 60)
+    assert not suspended.exists()
+    assert "nodes of the cloud" in jobs.admin(restored, "hami-hpc", "pool")
+    waiting = jobs.submit(restored, "news", "--hold", REQUEST, script="slice")
+    assert nodes_of(restored, waiting) == (config.NODE, "", [])
+
+    job = jobs.submit(restored, "games", REQUEST, script="slice; srun slice")
+    jobs.wait(restored, resumed.exists, "ResumeProgram", 60)
+    start_slurmd(restored)
+    has_its_slice(restored, job)
+    assert nodes_of(restored, waiting) == ("", "", [config.NODE])
+
+
+def test_a_node_of_the_future_has_slices_from_when_it_registers(restored: Layout) -> None:
+    cpus = os.cpu_count()
+
+    def of_the_future(line: str) -> str:
+        rest = re.sub(r"CPUs=\S+", "", of_a_dynamic_node(line))
+        hardware = f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1"
+        return f"NodeName={config.NODE} {hardware} {rest} State=FUTURE\n"
+
+    change_node_line(restored, of_the_future)
+    text = restored.slurm_conf.read_text()
+    config.write(restored.slurm_conf, f"{text}SlurmdPort={restored.ports['slurmd']}\nTreeWidth=65533\n")
+    daemons.start(restored, services.describe(restored, "slurmctld"))
+    job = jobs.submit(restored, "games", REQUEST, script="slice; srun slice")
+    assert nodes_of(restored, job) == ("", config.NODE, [])
+    start_slurmd(restored, "-F", name="another-name")
+    has_its_slice(restored, job)
+
+
+def test_a_dynamic_node_has_slices_by_what_its_slurmd_says(restored: Layout) -> None:
+    line = change_node_line(restored, lambda line: "")
+    text = restored.slurm_conf.read_text().replace(f"Nodes={config.NODE} ", "Nodes=with_slices ")
+    text = re.sub("(?m)^PartitionName", "NodeSet=with_slices Feature=vgpu_share\nPartitionName", text, count=1)
+    text += f"MaxNodeCount=16\nSlurmdPort={restored.ports['slurmd']}\nTreeWidth=65533\n"
+    config.write(restored.slurm_conf, text)
+    daemons.start(restored, services.describe(restored, "slurmctld"))
+    start_slurmd(restored, "-Z", "--conf", of_a_dynamic_node(line))
+    job = jobs.submit(restored, "games", REQUEST, script="slice; srun slice")
+    has_its_slice(restored, job)
