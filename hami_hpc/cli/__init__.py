@@ -156,6 +156,7 @@ ACCOUNTING_COMMANDS = {
     "report": ("hami_hpc.cli.accounting_reports", "The monthly cluster report: one self-contained HTML file."),
 }
 COMMANDS = {**NODE_COMMANDS, **ACCOUNTING_COMMANDS}
+INSTALL_NODE = "pip install hami-hpc, or the package hami-hpc"
 INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]', or the package hami-hpc-accounting"
 
 if installed.ACCOUNTING_DIR:
@@ -179,9 +180,11 @@ class LazyGroup(click.Group):
         try:
             found = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
         except ModuleNotFoundError as error:
-            if cmd_name in NODE_COMMANDS:
+            is_of_node = cmd_name in NODE_COMMANDS
+            if is_of_node and (error.name or "hami_hpc").partition(".")[0] == "hami_hpc":
                 raise
-            raise click.UsageError(f"{cmd_name} needs {error.name}, which is missing: {INSTALL_ACCOUNTING}") from error
+            install = INSTALL_NODE if is_of_node else INSTALL_ACCOUNTING
+            raise click.UsageError(f"{cmd_name} needs {error.name}, which is missing: {install}") from error
         return found if isinstance(found, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

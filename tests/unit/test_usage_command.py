@@ -98,6 +98,18 @@ def test_a_node_without_accounting_lists_its_own_commands_and_how_to_get_the_oth
         assert "pip install 'hami-hpc[accounting]'" in refused.stderr
 
 
+def test_a_command_of_a_node_says_which_of_its_requirements_is_missing(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['jinja2'] = None; from hami_hpc.cli import main; main()"
+    command = [sys.executable, "-c", program, "render"]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2
+    assert (
+        done.stderr == "Error: render needs jinja2, which is missing: pip install hami-hpc, or the package hami-hpc\n"
+    )
+
+
 def test_a_job_that_is_not_here_is_answered_with_the_command_that_asks_on_its_node(tmp_path: Path) -> None:
     done = on_a_node(Node.make(tmp_path), "usage", "5")
     assert done.returncode == 1
