@@ -199,6 +199,8 @@ def main() -> int:
     files = list(filter(is_wanted, targets()))
     everything = [mutant for file in files for mutant in python_mutants(file)]
     everything += [Mutant(*found) for found in lua_mutants.all_mutants() if is_wanted(found[0])]
+    if not everything:
+        parser.error(f"--only: {given.only} is no file of only_mutate in [tool.mutmut] of pyproject.toml")
     chosen = sorted(everything)
     if given.sample and given.sample < len(chosen):
         chosen = random.Random(given.seed).sample(chosen, given.sample)
