@@ -80,7 +80,7 @@ return function(errors, grammar, units, features, settings, slurm_conf, whole, s
 		grammar.check_length("--gres", text)
 		check_per_gpu(options)
 		if job_id then
-			return steps.translate_step(options, text, job_id, offset)
+			return steps.translate_step(options, text, job_id, offset, slurm_conf.other_cluster_of_job(options.clusters))
 		end
 		local parsed = grammar.parse(text, settings.classes())
 		local gpus = options.gpus or options["gpus-per-node"] or options["gpus-per-task"] or options["gpus-per-socket"]

@@ -80,6 +80,17 @@ return function(_contract, settings)
 		return names
 	end
 
+	-- Returns the cluster of the job in which srun starts a step, if that is another one than this, else nil: the one that
+	-- --clusters of srun names, else the one that salloc -M has written into the environment of its shell.
+	function M.other_cluster_of_job(names)
+		local working = string.match(os.getenv("SLURM_WORKING_CLUSTER") or "", "^([^:]*):")
+		local name = names and names ~= "" and names or working
+		if not name or name == "all" or not string.find(name, "^[%w_.%-]+$") then
+			return nil -- of several, the job's environment says which
+		end
+		return M.other_clusters(name)
+	end
+
 	-- Returns true if Slurm refuses a QoS that the job's user may not use, else false and the reason.
 	function M.qos_is_enforced(site)
 		if site.qos_enforced == "yes" then

@@ -72,11 +72,11 @@ return function(contract, grammar)
 	end
 
 	-- Returns `count` of the types `names` of job `id`. `job_id` is the one that its sruns have in their environment: in a
-	-- heterogeneous job that of the first component. A step of one slice has no type, and slurmctld gives it the first GPU
-	-- with room: so those of several slices take the last ones.
-	function M.choose(id, job_id, names, count, classes)
+	-- heterogeneous job that of the first component. `scontrol` asks the job's cluster. A step of one slice has no type, and
+	-- slurmctld gives it the first GPU with room: so those of several slices take the last ones.
+	function M.choose(id, job_id, names, count, classes, scontrol)
 		local taken, running, all, free = {}, {}, {}, {}
-		for line in string.gmatch(output_of("scontrol -o show step " .. id), "[^\n]+") do
+		for line in string.gmatch(output_of(scontrol .. " show step " .. id), "[^\n]+") do
 			if string.find(line, " State=RUNNING ", 1, true) then
 				for name in string.gmatch(string.match(line, " TresPerNode=(%S+)") or "", SHARD .. ":(%a)[:=]") do
 					taken[name] = true

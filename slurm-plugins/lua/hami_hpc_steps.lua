@@ -43,10 +43,15 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		}
 	end
 
+	-- Returns the command that asks slurmctld; `other`: the cluster of the job, if not this one.
+	local function scontrol_of(other)
+		return "scontrol" .. (other and " -M " .. other or "") .. " -o"
+	end
+
 	-- Returns what scontrol shows of the job, in one line; of a heterogeneous job, of its component `offset`. "" if slurmctld
 	-- knows none.
-	local function shown_job(job_id, offset)
-		local pipe = io.popen("scontrol -o show job " .. job_id .. " 2>/dev/null", "r")
+	local function shown_job(job_id, offset, other)
+		local pipe = io.popen(scontrol_of(other) .. " show job " .. job_id .. " 2>/dev/null", "r")
 		local text = pipe and pipe:read("*a") or ""
 		if pipe then
 			pipe:close()
@@ -63,13 +68,14 @@ return function(contract, errors, grammar, units, features, settings, step_place
 	-- Returns id, count, mem_mib, cores, shards (nil: not known) and partition of the job, or nil if it has no vgpu. Reads
 	-- them from the environment in a step of the job, else (in the shell of salloc, or for srun --jobid) from slurmctld.
 	-- That alone knows the types of several slices (places). In a heterogeneous job, where the environment may be that of
-	-- another component, the job is its component `offset`.
-	local function job_units(job_id, offset, with_places)
-		local here = not with_places and not os.getenv("SLURM_HET_SIZE") and units_here(job_id)
+	-- another component, the job is its component `offset`. The environment is that of a job of this cluster; `other`: the
+	-- job is of that one.
+	local function job_units(job_id, offset, other, with_places)
+		local here = not other and not with_places and not os.getenv("SLURM_HET_SIZE") and units_here(job_id)
 		if here then
 			return here
 		end
-		local line = shown_job(job_id, offset)
+		local line = shown_job(job_id, offset, other)
 		local list = string.match(line, " TresPerNode=(%S+)") or ""
 		local units_of_job = grammar.parse_units(list, true)
 		if not units_of_job then
@@ -89,16 +95,16 @@ return function(contract, errors, grammar, units, features, settings, step_place
 
 	-- Gives a step of a job with several slices whole ones, so that each slice is of one step at a time. slurmctld finds a
 	-- GPU for one slice itself; several need their types, and a GPU has only one.
-	local function place_step(step, job, job_id, offset, count)
+	local function place_step(step, job, job_id, offset, other, count)
 		step.count = count
 		step.mem_mib, step.cores = step.mem_mib * count, step.cores * count
 		if count == 1 then
 			return
 		end
-		local known = job.places and job or job_units(job_id, offset, true) or {}
+		local known = job.places and job or job_units(job_id, offset, other, true) or {}
 		local names = known.places or {}
 		if count < job.count and known.id then
-			step.places = step_places.choose(known.id, job_id, names, count, settings.classes())
+			step.places = step_places.choose(known.id, job_id, names, count, settings.classes(), scontrol_of(other))
 		else
 			step.places = names
 		end
@@ -130,14 +136,25 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		return math.min(shards, instance or shards)
 	end
 
-	-- Translates the request of an srun inside an allocation to units. `offset` is the component of a heterogeneous job.
-	function M.translate_step(options, text, job_id, offset)
+	-- Returns the site's table, or nil and the error of a request that needs it. `given`: what is of other clusters, whose
+	-- settings are not here, in words; nil if nothing is.
+	local function read_site(given)
+		if given then
+			return nil, errors.new("E_CLUSTER", { given = given })
+		end
+		local site, reason = settings.read()
+		return site, not site and errors.new("E_SITE", { given = reason }) or nil
+	end
+
+	-- Translates the request of an srun inside an allocation to units. `offset` is the component of a heterogeneous job,
+	-- `other` the cluster of the job, if not this one.
+	function M.translate_step(options, text, job_id, offset, other)
 		local classes = settings.classes()
 		if grammar.has_raw_units(text, classes) then
 			return
 		end
 		local parsed = grammar.parse(text, classes)
-		local job = job_units(job_id, offset)
+		local job = job_units(job_id, offset, other)
 		if not job then
 			fail("E_STEP_OUTSIDE")
 		end
@@ -146,18 +163,15 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		if count > job.count then
 			fail("E_STEP_TOO_BIG", { key = "count", given = count, allowed = string.format("%d", job.count) })
 		end
-		local site, reason = settings.read()
+		local site, no_site = read_site(other and "a job of cluster " .. other)
 		local partitions = grammar.split_list(job.partition)
-		if not site and request.preset then
-			fail("E_SITE", { given = reason })
+		if no_site and (request.preset or request.mem_percent) then
+			error(no_site, 0)
 		elseif request.preset then
 			units.apply_preset(request, site)
 		end
 		local mem_mib = request.mem_mib or job.mem_mib
 		if request.mem_percent then
-			if not site then
-				fail("E_SITE", { given = reason })
-			end
 			local of_gpu = { gpu_type = request.gpu_type, type = request.type, mem_percent = request.mem_percent, cores = 1 }
 			units.check_percentages(of_gpu, site, partitions)
 			mem_mib = units.resolve(of_gpu, site, partitions).mem_mib
@@ -172,7 +186,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		local step = { gpu_type = request.gpu_type, mem_mib = mem_mib, cores = cores }
 		if job.count > 1 then
 			step.shards = job.shards or step_shards(job, site, partitions, job)
-			place_step(step, job, job_id, offset, count)
+			place_step(step, job, job_id, offset, other, count)
 		else
 			step.shards = step_shards(step, site, partitions, job)
 		end
@@ -213,10 +227,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 	function M.translate_job(options, parsed, others)
 		local request = parsed.request
 		grammar.check_length("--constraint", options.constraint or "")
-		local site, reason
-		if not others then
-			site, reason = settings.read()
-		end
+		local site, no_site = read_site(others and "--clusters=" .. others)
 		local wanted = grammar.split_list(options.partition)
 		if site then
 			units.apply_preset(request, site)
@@ -230,10 +241,8 @@ return function(contract, errors, grammar, units, features, settings, step_place
 			else
 				succeeded, result = pcall(resolve_anywhere, request, site)
 			end
-		elseif others then
-			result = errors.new("E_CLUSTER", { given = "--clusters=" .. others })
 		else
-			result = errors.new("E_SITE", { given = reason })
+			result = no_site
 		end
 		local needs_site = request.count or request.mig or request.isolation or request.mode == contract.request.mode_auto
 		needs_site = needs_site or request.preset or request.type

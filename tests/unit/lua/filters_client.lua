@@ -194,15 +194,44 @@ test("what a job for another cluster may have is for that one to say", function(
 		client_refused(pre_submit({ type = "srun", gres = gres, partition = "gpu", clusters = "two,three" }),
 			"srun for --clusters=two,three cannot carry this request")
 	end
-	-- A step is one of this cluster's.
-	in_job(IN_STEP, nil, function()
-		_, written = pre_submit({ type = "srun", gres = "vgpu:mem=1%", jobid = "7", clusters = "two" })
-		equal(written.gres, "shard:279,vgpu_mem:1280,vgpu_cores:50")
-	end)
 	write_slurm_conf("ClusterName=Two # this one\n")
 	client_refused(pre_submit({ type = "salloc", gres = "vgpu:mem=8G", partition = "far", clusters = "two" }), "partition far has no GPU")
 	_, written = pre_submit({ type = "srun", gres = "vgpu:mem=50%,cores=5", partition = "gpu", clusters = "two" })
 	equal(written.gres, "shard:279,vgpu:1,vgpu_mem:71424,vgpu_cores:5")
+end)
+
+test("a step of another cluster's job has what that cluster says of the job, and one shard", function()
+	local asked = { ["scontrol -M two -o show job 7 2>/dev/null"] = "JobId=7 JobName=x Partition=gpu "
+		.. "TresPerNode=gres:shard:40,gres:vgpu:std:1,gres:vgpu_mem:8192,gres:vgpu_cores:50\n" }
+	local function same(written)
+		equal(written.gres, "shard:1,vgpu_mem:2048,vgpu_cores:50")
+	end
+	-- In the shell of salloc -M.
+	in_job({ SLURM_JOB_ID = "7", SLURM_WORKING_CLUSTER = "two:10.0.0.1:6817:9728:109" }, asked, function()
+		local _, written = pre_submit({ type = "srun", gres = "vgpu:mem=2G" })
+		same(written)
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=1%" }), "srun for a job of cluster two cannot carry this request")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=9G" }), "more than the job has (8192M)")
+	end)
+	-- With srun -M, also from a job of this cluster with the same number.
+	in_job(IN_STEP, asked, function()
+		local _, written = pre_submit({ type = "srun", gres = "vgpu:mem=2G", jobid = "7", clusters = "two" })
+		same(written)
+	end)
+	-- Of several, the job's environment says which.
+	for _, clusters in ipairs({ "two,one", "all", "" }) do
+		in_job(IN_STEP, nil, function()
+			local _, written = pre_submit({ type = "srun", gres = "vgpu:mem=1%", clusters = clusters })
+			equal(written.gres, "shard:279,vgpu_mem:1280,vgpu_cores:50")
+		end)
+	end
+	-- Slurm names the job's cluster in every job.
+	write_slurm_conf("ClusterName=Two\n")
+	local here = { SLURM_WORKING_CLUSTER = "Two:10.0.0.1:6817:9728:109" }
+	in_job(setmetatable(here, { __index = IN_STEP }), nil, function()
+		local _, written = pre_submit({ type = "srun", gres = "vgpu:mem=1%" })
+		equal(written.gres, "shard:279,vgpu_mem:1280,vgpu_cores:50")
+	end)
 end)
 
 test("a step's shards are the fewest where the GPU is not known", function()
