@@ -150,9 +150,11 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	end
 
 	-- srun outside an allocation sends one gres list for the job and for its step, so the client translates it to
-	-- plain units (see hami_hpc_steps.lua). Only srun sends that form; its shards are computed again here.
-	local function parse_job(text, from_srun)
-		return from_srun and grammar.parse_units(text) or parse_request(text)
+	-- plain units (see hami_hpc_steps.lua). Of users only srun sends that form; its shards are computed again here. In a
+	-- federation root does too: slurmctld sends a job that was held, waited for another or is requeued to the other clusters
+	-- with the units that it has, those of its class included.
+	local function parse_job(text, from_srun, from_root)
+		return (from_srun or from_root) and grammar.parse_units(text, from_root) or parse_request(text)
 	end
 
 	-- Returns `expression` (nil or a --constraint) with the features of a job whose units are `result`.
@@ -248,7 +250,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		local text = asked.tres_per_node or ""
 		check_spank_env(job)
 		refuse_other_options(asked, text)
-		local parsed = parse_job(text, job.script == nil)
+		local parsed = parse_job(text, job.script == nil, submit_uid == 0)
 		if not parsed and not find_shards(asked, text) then
 			if whole.names_type(asked) then
 				whole.translate(job, partitions_of(job.partition, parts), job.features)

@@ -378,3 +378,19 @@ test("a bug refuses vgpu with a clear line and lets other jobs through", functio
 	messages = {}
 	equal(hami.job_submit(broken({ tres_per_node = "gres:gpu:1", tres_per_job = 7 }), PARTS, 0), 0)
 end)
+
+test("slurmctld sends a job of a federation to the other clusters with its units, as root, and the shards are theirs", function()
+	local function sent(gres, uid)
+		local job, written = batch({ tres_per_node = gres, partition = "small", qos = "be", default_qos = "std" })
+		return hami.job_submit(job, PARTS, uid), written
+	end
+	local units = "gres:shard:279,gres:vgpu:be:1,gres:vgpu_mem:8192,gres:vgpu_cores:50,gres:nic:1"
+	local rc, written = sent(units, 0)
+	equal(rc, 0)
+	equal(written.tres_per_node, "gres:shard:159,gres:vgpu:be:1,gres:vgpu_mem:8192,gres:vgpu_cores:50,gres:nic:1")
+	-- A job that was just submitted comes as its user wrote it.
+	rc, written = sent("vgpu:mem~50%;cores~50", 0)
+	equal(rc, 0)
+	equal(written.tres_per_node, "shard:159,vgpu:be:1,vgpu_mem:40704,vgpu_cores:50")
+	refused(sent(units, 1000), "is set by hami_hpc itself")
+end)
