@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,21 @@ def test_the_node_commands_load_without_accountings_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["0", "0"]
+
+
+def test_commands_that_act_on_jobs_ask_this_cluster_whatever_slurm_clusters_says(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cluster's jobs of this node's name are not these: reconcile would remove the grants of all jobs here."""
+    asked: list[str | None] = []
+
+    def ask(*_words: str) -> frozenset[int]:
+        asked.append(os.environ.get("SLURM_CLUSTERS"))
+        return frozenset()
+
+    monkeypatch.setattr(commands, "running_jobs", ask)
+    monkeypatch.setattr(commands, "show_nodes", lambda: str(ask() or ""))
+    for words in (("reconcile", "--node", "n1"), ("pool",)):
+        monkeypatch.setenv("SLURM_CLUSTERS", "two")
+        run(node, *words)
+    assert asked == [None, "two"]
