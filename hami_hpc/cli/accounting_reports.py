@@ -172,8 +172,10 @@ def _many_runs(runs: list[eff.RunUse], limit: int, prices: Rates | None) -> str:
     measured = [run for run in runs if run.measured]
     held, used = sum(run.on_gpu_s for run in measured), sum(run.used_gpu_s for run in measured)
     off = sum(run.held_gpu_s for run in measured) - held
+    of_several = len({run.cluster for run in runs}) > 1
     rows = [
         [
+            *([run.cluster] if of_several else []),
             run.job,
             run.state,
             (eff.suggestion(run) or "as asked") if run.measured else "not known",
@@ -186,7 +188,8 @@ def _many_runs(runs: list[eff.RunUse], limit: int, prices: Rates | None) -> str:
         for run in sorted(runs, key=lambda run: (not run.measured, -run.wasted_gpu_s, -run.held_gpu_s))[:limit]
     ]
     cost = [prices.currency] if prices else []
-    headings = ["Job", "State", "Would have sufficed", *cost, "GPU-hours", "GPU used", "Memory", "Refused"]
+    first = ["Cluster"] if of_several else []
+    headings = [*first, "Job", "State", "Would have sufficed", *cost, "GPU-hours", "GPU used", "Memory", "Refused"]
     share = f"{100 * used / held:.1f} % of {held / 3600:.2f} GPU-hours used" if held else "nothing held"
     share += f", and {off / 3600:.2f} held off the GPU" if off else ""
     unknown = f"; of {len(runs) - len(measured)} more it is not known" if len(runs) > len(measured) else ""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.documents.charged import ResourceCharge, RuleCredit, resource_charges, rule_credits
-from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.errors import AccountingError, printable
 from hami_hpc.accounting.pricing.apportion import apportion
 from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, LeftOut
 from hami_hpc.accounting.pricing.price import ALL, BY_RULE, CHARGED, FACTOR_UNITS, OF_RESOURCES, UNPRICED, Sum, unit
@@ -147,13 +147,23 @@ def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rat
 
 
 def cluster_notes(priced_period: PricedPeriod, dimensions: Sequence[str]) -> list[str]:
-    """Returns a note if lines by job may be of two jobs, as each cluster numbers its own."""
-    if "job" not in dimensions or "cluster" in dimensions:
-        return []
+    """Returns a note if lines by job may be of two jobs, as each cluster numbers its own; and one for each partition of
+    the settings that counts for several clusters."""
     row = priced_period.con.execute("SELECT count(DISTINCT cluster) FROM counted").fetchone()
     if not row or row[0] < 2:
         return []
-    return [f"jobs of {row[0]} clusters that have one number are on one line: see --by cluster,job and --clusters"]
+    notes = []
+    if "job" in dimensions and "cluster" not in dimensions:
+        notes = [f"jobs of {row[0]} clusters that have one number are on one line: see --by cluster,job and --clusters"]
+    shared = priced_period.con.execute(
+        "SELECT placed_in, list(DISTINCT cluster ORDER BY cluster) FROM active GROUP BY 1 "
+        "HAVING count(DISTINCT cluster) > 1 ORDER BY 1"
+    ).fetchall()
+    return notes + [
+        f"[partitions.{printable(name)}] says which GPUs {' and '.join(map(printable, names))} have there: where they "
+        f'differ, write [partitions."{printable(names[-1])}/{printable(name)}"] into rates.toml'
+        for name, names in shared
+    ]
 
 
 def _charges_more(terms: Terms) -> bool:

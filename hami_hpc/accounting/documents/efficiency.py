@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from hami_hpc.accounting.documents.bill import to_money
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, required_features, shares_held
-from hami_hpc.accounting.pricing.held_time import RUN
+from hami_hpc.accounting.pricing.held_time import RUN, placed_in
 from hami_hpc.accounting.pricing.price import UNPRICED
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
@@ -178,7 +178,7 @@ def runs(
 ) -> list[RunUse]:
     """Returns the chosen runs in the order of their start. used: SQL for the usage records. costs: of the runs."""
     matched = usage_table.assigned("timed", used)
-    query = _RUNS.format(records=chosen.source, matched=matched, until=_UNTIL, run=RUN)
+    query = _RUNS.format(records=chosen.source, matched=matched, until=_UNTIL, run=RUN, place=placed_in(gpus))
     rows = chosen.con.execute(query).fetchall()
     result = []
     eras = gpus.eras()
@@ -241,12 +241,13 @@ _RUNS = """
 WITH resized AS (
   SELECT DISTINCT cluster, job_id FROM {records} WHERE state = 'RESIZING'
 ), timed AS (
-  SELECT *, {until} AS until_s, (cluster, job_id) IN (SELECT (cluster, job_id) FROM resized) AS is_resized
+  SELECT *, {until} AS until_s, {place} AS placed_in,
+    (cluster, job_id) IN (SELECT (cluster, job_id) FROM resized) AS is_resized
   FROM {records}
 ), matched AS ({matched})
 SELECT {run}, r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
   r.until_s - r.start_s - r.suspended_s,
-  r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage NOT IN ('ok', 'observed')),
+  r.held, r.placed_in, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage NOT IN ('ok', 'observed')),
   coalesce(max(greatest(u.peak_bytes, u.observed_peak_bytes)), 0),
   coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::BIGINT,
   coalesce(sum(u.throttled_ns), 0)::BIGINT, coalesce(sum(u.oom_count), 0)::BIGINT,

@@ -159,7 +159,7 @@ WITH measured AS ({measured}), counted AS (
   SELECT r.*, coalesce(m.mj, r.energy_j * 1000::HUGEINT) AS mj
   FROM active AS r LEFT JOIN measured AS m
     ON (m.cluster, m.job_id, m.submit_s) = (r.cluster, r.job_id, r.submit_s)
-  WHERE EXISTS (FROM parts AS p WHERE p.problem = '' AND p.held = r.held AND p.partition = r.partition
+  WHERE EXISTS (FROM parts AS p WHERE p.problem = '' AND p.held = r.held AND p.partition = r.placed_in
     AND p.host = r.placed_on AND p.features = r.features AND p.era = r.era)
 )
 SELECT {keys},

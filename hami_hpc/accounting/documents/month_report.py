@@ -310,7 +310,7 @@ def _wasters(measured: Sequence[RunUse]) -> tuple[Waster, ...]:
 
 
 _SAME_KIND = (
-    "r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features "
+    "r.held = p.held AND r.placed_in = p.partition AND r.placed_on = p.host AND r.features = p.features "
     "AND r.era = p.era"
 )
 

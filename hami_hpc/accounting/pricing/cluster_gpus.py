@@ -24,10 +24,11 @@ class GpuModel:
 class ClusterGpus:
     """The site's GPUs.
 
-    models: by name. partitions: partition -> its models. nodes: host -> model, for partitions with several models.
-    aliases: other spelling of a model in gres types -> model (``nvidia_h200`` -> ``h200``). foreign: partitions whose
-    GPUs hami_hpc does not manage -> shards of one GPU there, 0 if the site does not say. former: other sizes of
-    slices, each with the instant before which runs started that have them, ascending.
+    models: by name. partitions: partition, or cluster/partition for that of one cluster alone -> its models. nodes:
+    host -> model, for partitions with several models. aliases: other spelling of a model in gres types -> model
+    (``nvidia_h200`` -> ``h200``). foreign: partitions whose GPUs hami_hpc does not manage -> shards of one GPU there, 0
+    if the site does not say. former: other sizes of slices, each with the instant before which runs started that have
+    them, ascending.
     """
 
     models: Mapping[str, GpuModel]

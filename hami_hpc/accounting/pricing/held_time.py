@@ -18,6 +18,7 @@ from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_share import Mode, Part, ShareError, shares_held
 from hami_hpc.accounting.pricing.segment import Segment
 from hami_hpc.accounting.sources.tres import AllocatedGpus
+from hami_hpc.accounting.store.database import literal
 from hami_hpc.accounting.times import Period
 
 PPM_SECONDS_PER_HOUR = 3_600_000_000
@@ -67,7 +68,7 @@ LABELS = frozenset(_COLUMNS)
 
 # A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
 _ACTIVE = """
-SELECT *, {host} AS placed_on, {era} AS era
+SELECT *, {host} AS placed_on, {place} AS placed_in, {era} AS era
 FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
 WHERE {kept}start_s < {end} AND (until_s > {start} OR start_s >= {start})
 """
@@ -115,7 +116,7 @@ FROM timed GROUP BY ALL
 _OF_GPUS = {
     "what": "p.model, p.mode, p.class, p.share",
     "runs": """active AS r JOIN parts AS p
-    ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+    ON r.held = p.held AND r.placed_in = p.partition AND r.placed_on = p.host AND r.features = p.features
     AND r.era = p.era""",
     "condition": "p.problem = ''",
     "counts": "",
@@ -142,7 +143,7 @@ _DISTURBED = "LEFT JOIN {table} AS d ON d.cluster = r.cluster AND d.job_id = r.j
 _LEFT_OUT = """
 SELECT {account}p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
 FROM active AS r JOIN parts AS p
-  ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+  ON r.held = p.held AND r.placed_in = p.partition AND r.placed_on = p.host AND r.features = p.features
     AND r.era = p.era
 WHERE p.problem <> '' GROUP BY {account}p.problem ORDER BY {account}p.problem
 """
@@ -181,7 +182,8 @@ def sum_held_time(
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
     for view, kept in (("active", "held <> '' AND "), ("active_all", "")):
-        query = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, host=host, era=_era(gpus), kept=kept)
+        of_gpus = {"host": host, "place": placed_in(gpus), "era": _era(gpus)}
+        query = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, kept=kept, **of_gpus)
         con.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS {query}")
     _keep_segments(con, segments)
     _find_shares(con, gpus)
@@ -245,6 +247,13 @@ def facts_by_account(con: duckdb.DuckDBPyConnection, edges: Sequence[int]) -> di
     }
 
 
+def placed_in(gpus: ClusterGpus) -> str:
+    """Returns SQL for a run's partition as the settings name it: CLUSTER/PARTITION where they have that."""
+    named = ", ".join(literal(name) for name in sorted(gpus.partitions) if "/" in name)
+    full = "concat(cluster, '/', partition)"
+    return f"CASE WHEN {full} IN ({named}) THEN {full} ELSE partition END" if named else "partition"
+
+
 def _era(gpus: ClusterGpus) -> str:
     """Returns SQL for the index of a run's time in gpus.eras(): what a run was granted is decided when it starts."""
     cases = " ".join(f"WHEN start_s < {until_s} THEN {index}" for index, (until_s, _) in enumerate(gpus.former))
@@ -253,7 +262,7 @@ def _era(gpus: ClusterGpus) -> str:
 
 def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
     """Creates the table ``parts``: what each distinct kind of run holds, or why it cannot be computed."""
-    kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features, era FROM active").fetchall()
+    kinds = con.execute("SELECT DISTINCT held, placed_in, placed_on, features, era FROM active").fetchall()
     eras = gpus.eras()
     rows: list[tuple[str | int, ...]] = []
     for held, partition, host, features, era in kinds:

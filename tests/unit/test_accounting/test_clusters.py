@@ -149,3 +149,27 @@ def test_a_bill_by_job_says_that_clusters_have_numbers_of_their_own(site: Path) 
     assert note in _run(*words, "--by", "account,job").output
     for more in (["--by", "cluster,job"], ["--by", "job", "--clusters", "c1"], ["--by", "account"]):
         assert "have one number" not in _run(*words, *more).output
+
+
+def test_a_partition_of_one_cluster_alone_has_gpus_of_its_own(site: Path) -> None:
+    """Both clusters have a partition gpu. A slice of c2's smaller GPU is a larger part of it, at its own price."""
+    more = '[gpus.a100]\ntotal_mib = 81559\n[[rates]]\nmodel = "a100"\nper_gpu_hour = 3\n'
+    (site / "rates.toml").write_text(RATES + more, encoding="utf-8")
+    large = VGPU_HALF.replace("vgpu_mem=8192", "vgpu_mem=71578")  # half of an H200's memory
+    fill(site / "s", [_job(1, "c1", tres=large), _job(1, "c2", tres=large)])
+    words = ("bill", "--month", "2026-09", "--by", "cluster,model", "--store", site / "s", "--format", "csv")
+    shared = _run(*words)
+    assert shared.stdout.splitlines()[1:3] == ["c1,h200,1,0.5000,0.50", "c2,h200,1,0.5000,0.50"]
+    assert '[partitions.gpu] says which GPUs c1 and c2 have there: where they differ, write [partitions."c2/gpu"]' in (
+        shared.stderr
+    )
+    own = '[partitions."c2/gpu"]\ngpu_models = ["a100"]\n'
+    (site / "rates.toml").write_text(RATES + more + own, encoding="utf-8")
+    parted = _run(*words)
+    assert parted.stdout.splitlines()[1:3] == ["c1,h200,1,0.5000,0.50", "c2,a100,1,0.8776,2.63"]
+    assert "[partitions" not in parted.stderr
+    used = _run("efficiency", "1", "--store", site / "s")
+    assert sorted(line.split()[:2] for line in used.stdout.splitlines()[2:4]) == [["c1", "1"], ["c2", "1"]]
+    listed = json.loads(_run("efficiency", "1", "--store", site / "s", "--format", "json").stdout)
+    assert {run["cluster"]: run["cost"] for run in listed} == {"c1": "0.50", "c2": "2.63"}
+    assert {run["cluster"]: run["share_ppm"] for run in listed} == {"c1": 500_000, "c2": 877_622}
