@@ -44,33 +44,34 @@ def _sacctmgr(layout: Layout, *words: str) -> str:
     return done.stdout
 
 
-def _listed(layout: Layout, what: str, columns: str) -> set[str]:
-    return set(_sacctmgr(layout, "list", what, f"format={columns}").splitlines())
+def _listed(layout: Layout, what: str, columns: str, *conditions: str) -> set[str]:
+    return set(_sacctmgr(layout, "list", what, f"format={columns}", *conditions).splitlines())
 
 
-def make_accounts(layout: Layout) -> None:
+def make_accounts(layout: Layout, cluster: str = CLUSTER) -> None:
     """Adds the missing ones of the cluster, QoS, accounts and users. slurmdbd must be running."""
-    if CLUSTER not in _listed(layout, "cluster", "cluster"):
-        _sacctmgr(layout, "add", "cluster", CLUSTER)
+    if cluster not in _listed(layout, "cluster", "cluster"):
+        _sacctmgr(layout, "add", "cluster", cluster)
     for qos in sorted(set(QOS) - _listed(layout, "qos", "name")):
         _sacctmgr(layout, "add", "qos", qos)
-    known = _listed(layout, "associations", "account,user")
+    known = _listed(layout, "associations", "account,user", f"cluster={cluster}")
     for account in ACCOUNTS:
         if f"{account.name}|" not in known:
-            _sacctmgr(layout, "add", "account", account.name, f"cluster={CLUSTER}")
+            _sacctmgr(layout, "add", "account", account.name, f"cluster={cluster}")
         for user in account.users:
             if f"{account.name}|{user}" not in known:
-                _sacctmgr(layout, "add", "user", user, f"account={account.name}", f"cluster={CLUSTER}")
-        _allow_every_qos(layout, account)
+                _sacctmgr(layout, "add", "user", user, f"account={account.name}", f"cluster={cluster}")
+        _allow_every_qos(layout, account, cluster)
 
 
-def _allow_every_qos(layout: Layout, account: Account) -> None:
+def _allow_every_qos(layout: Layout, account: Account, cluster: str) -> None:
     """Gives the account and its users all QoS: after a QoS was deleted and added again, nobody has it."""
-    rows = _listed(layout, "associations", "account,user,qos,defaultqos")
+    rows = _listed(layout, "associations", "account,user,qos,defaultqos", f"cluster={cluster}")
     every = {"normal", *QOS}
     for user in ("", *account.users):
         allowed = next(row.split("|")[2:] for row in rows if row.startswith(f"{account.name}|{user}|"))
         if allowed[1] != "std" or set(allowed[0].split(",")) != every:
             kind = "user" if user else "account"
             values = (f"qos={','.join(sorted(every))}", "defaultqos=std")
-            _sacctmgr(layout, "modify", kind, "set", *values, "where", f"name={user or account.name}")
+            of_which = (f"name={user or account.name}", f"cluster={cluster}")
+            _sacctmgr(layout, "modify", kind, "set", *values, "where", *of_which)
