@@ -127,8 +127,9 @@ def _seconds(text: str) -> int | None:
 
 
 def _sacct(job: str) -> str:
-    # -D: all runs of a requeued job; -X: no steps; -a: also others' jobs, where this user may see them.
-    command = ("sacct", "-a", "-D", "-X", "-n", "-P", f"--format={','.join(_FIELDS)}", f"--jobs={job}")
+    # -D: all runs of a requeued job; -X: no steps; -a: also others' jobs, where this user may see them; --local: none
+    # of the other clusters of a federation.
+    command = ("sacct", "--local", "-a", "-D", "-X", "-n", "-P", f"--format={','.join(_FIELDS)}", f"--jobs={job}")
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         done = subprocess.run(

@@ -57,13 +57,17 @@ def ended_in(layout: Layout, job: int) -> bool:
     return "COMPLETED" in jobs.admin(layout, "sacct", "--local", f"--jobs={job}", *words)
 
 
+def yesterday() -> str:
+    return (datetime.now(UTC) - timedelta(days=1)).date().isoformat()
+
+
 def billed(clusters: tuple[Layout, Layout], store: Path) -> set[tuple[str, str, str]]:
     """Reads both clusters into one store; returns cluster, job and model of each line of the bill."""
     first = clusters[0]
     rates = f"version = 1\n[gpus.{MODEL}]\ntotal_mib = {config.GPU_MIB[MODEL]}\n"
     rates += f'[partitions."{NAME}/gpu"]\ngpu_models = ["{MODEL}"]\n'
     (store / "rates.toml").write_text(rates)
-    since = (datetime.now(UTC) - timedelta(days=1)).date().isoformat()
+    since = yesterday()
     common = ("--store", str(store), "--rates", str(store / "rates.toml"))
     jobs.admin(first, "hami-hpc", "ingest", *common, "-M", f"demo,{NAME}", "--since", since)
     for layout in clusters:
@@ -135,6 +139,9 @@ def test_a_released_job_of_a_federation_runs_where_there_is_room_and_is_billed_t
         jobs.wait(other, lambda: ended_in(other, fresh) and ended_in(other, held), f"both jobs to end in {NAME}", 30)
         assert total_mib(jobs.output(cluster, "games", fresh)) == [HALF_MIB]
         assert total_mib(jobs.output(cluster, "games", held)) == [4096]
+        # As FederationParameters=fed_display does it: sacct lists all clusters, if it is not told otherwise.
+        words = ("SACCT_FEDERATION=1", "hami-hpc", "bill", "--live", "--start", yesterday(), "--by", "cluster,job")
+        assert NAME not in jobs.admin(cluster, "env", *words)
     for layout in (cluster, other):
         node.wait_until_clean(layout)
     lines = billed((cluster, other), tmp_path)

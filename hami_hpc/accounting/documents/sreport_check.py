@@ -56,7 +56,7 @@ class Comparison:
 def read_sreport(period: Period, clusters: str = "", sreport: str = "sreport") -> dict[Key, int]:
     """Runs sreport. Returns device-seconds by cluster, account, user and TRES. Raises AccountingError on failure."""
     call = [sreport, "-n", "-P", "-t", "Seconds", "-T", ",".join(COMPARED)]
-    call += ["-M", clusters] if clusters else []
+    call += ["-M", clusters] if clusters else ["--local"]
     call += ["cluster", "AccountUtilizationByUser", f"start=uts{period.start_s}", f"end=uts{period.end_s}"]
     call += ["format=Cluster,Account,Login,TresName,Used"]
     environment = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}

@@ -110,7 +110,8 @@ def fetch_jobs(jobs: Sequence[int], target: Path, clusters: str = "", sacct: str
 
 def _base(clusters: str, sacct: str) -> list[str]:
     call = [sacct, "-a", "-D", "-X", "-P", "--noconvert", f"--delimiter={DELIMITER}", "-o", ",".join(ASKED)]
-    return call + (["-M", clusters] if clusters else [])
+    # --local: in a federation with FederationParameters=fed_display sacct would list all clusters.
+    return call + (["-M", clusters] if clusters else ["--local"])
 
 
 def _run(call: list[str], target: Path) -> Export:
