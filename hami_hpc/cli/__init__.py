@@ -159,3 +159,152 @@ COMMANDS = {**NODE_COMMANDS, **ACCOUNTING_COMMANDS}
 # These show what Slurm's controller shows, of the cluster that SLURM_CLUSTERS names, as squeue does. All others act on
 # this cluster's jobs, where another's of the same numbers must not be taken for them.
 OF_ANY_CLUSTER = frozenset({"explain", "pool"})
+INSTALL_NODE = "pip install hami-hpc, or the package hami-hpc"
+INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]', or the package hami-hpc-accounting"
+
+if installed.ACCOUNTING_DIR:
+    sys.path.append(installed.ACCOUNTING_DIR)  # after the node's: it replaces none of them
+
+
+def has_accounting() -> bool:
+    """Returns whether the requirements of hami-hpc[accounting] are installed."""
+    return importlib.util.find_spec("duckdb") is not None
+
+
+class LazyGroup(click.Group):
+    """Finds commands by name without importing the others, and writes the error messages."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS if has_accounting() else NODE_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            found = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
+        except ModuleNotFoundError as error:
+            is_of_node = cmd_name in NODE_COMMANDS
+            if is_of_node and (error.name or "hami_hpc").partition(".")[0] == "hami_hpc":
+                raise
+            install = INSTALL_NODE if is_of_node else INSTALL_ACCOUNTING
+            raise click.UsageError(f"{cmd_name} needs {error.name}, which is missing: {install}") from error
+        return found if isinstance(found, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands of nodes and of accounting with whole sentences; click would shorten them."""
+        listed = self.list_commands(ctx)
+        for title, table in (("Commands of a node", NODE_COMMANDS), ("Commands of accounting", ACCOUNTING_COMMANDS)):
+            rows = [(name, summary) for name, (_, summary) in table.items() if name in listed]
+            with formatter.section(title):
+                formatter.write_dl(rows or [(", ".join(table), INSTALL_ACCOUNTING)])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from hami_hpc.cli import exit_codes, options
+
+        options.format_statuses(exit_codes.meanings(), formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes command names from the table; click would import every command for its help."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            name, found, rest = super().resolve_command(ctx, args)
+            if name not in OF_ANY_CLUSTER:
+                os.environ.pop("SLURM_CLUSTERS", None)  # squeue's --local does not outweigh it
+            return name, found, rest
+        except click.UsageError as error:
+            if args[0] in COMMANDS:
+                raise
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            raise click.UsageError(error.message + (f" Did you mean {near[0]}?" if near else ""), ctx) from error
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **more)
+        except click.UsageError as error:
+            raise _reworded(error) from error
+
+    def main(self, *arguments: Any, **named: Any) -> Any:
+        """Runs the command. Prints no traceback for a full disk or for letters that the terminal cannot show."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            return super().main(*arguments, **named)
+        except OSError as error:
+            from hami_hpc.cli import colours, options
+
+            colours.show_error(options.os_error_text(error))
+            sys.exit(1)
+        finally:
+            _drop_unwritten()
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _reworded(error) from error
+        except BrokenPipeError:  # the reader (head, less) has closed the pipe; click handles that
+            raise
+        except (HamiError, OSError) as error:
+            from hami_hpc.cli import options
+
+            text = options.os_error_text(error) if isinstance(error, OSError) else str(error)
+            raise options.Failure(text) from error
+
+
+def _drop_unwritten() -> None:
+    """Discards output that standard output cannot take: the interpreter would report an error for it at exit."""
+    stream = sys.__stdout__
+    if stream is not None and sys.stdout is stream:
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _reworded(error: click.UsageError) -> click.ClickException:
+    from hami_hpc.cli import options
+
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # it shows the help; new in click 8.2
+        return error
+    return options.WrongUsageError(error.format_message(), error.ctx)
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from hami_hpc.builds import build_text
+
+        click.echo(f"hami-hpc, version {build_text()}")
+        ctx.exit()
+
+
+HELP = f"""Pieces of a GPU for Slurm: what this node holds, what its jobs use, and what is billed for it.
+
+Settings: {installed.CONFIG or FILE_CONFIG}, or the file that $HAMI_HPC_CONFIG names.
+"""
+
+
+@click.command(
+    cls=LazyGroup,
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show which build this is.",
+)
+def main() -> None:
+    """Runs the command that the arguments name."""

@@ -68,7 +68,9 @@ def read_jobs(name: str) -> list[Job]:
         features = cluster_view.value(record, "Features")
         per_node = cluster_view.value(record, "TresPerNode")
         count = int(nodes) if nodes.isdigit() else 1
-        jobs.append(Job(row, record, decode(cluster_view.tres(units), features, count, per_node)))
+        jobs.append(
+            Job(row, record, decode(cluster_view.units_asked(units, per_node, count), features, count, per_node))
+        )
     return jobs
 
 

@@ -27,7 +27,7 @@ def check_classes(facts: Facts) -> Iterator[Finding]:
     yield finding("classes", not lacking, "; ".join(lacking) or ", ".join(facts.settings.classes), RENDER)
     stored = facts.slurm.get("AccountingStorageTRES", "").split(",")
     known = frozenset(name.partition(":")[2] for name in stored if name.startswith(f"gres/{c.GRES_CLASS}:"))
-    if _missing(facts, known):
+    if facts.has_slurmdbd and _missing(facts, known):
         detail = f"AccountingStorageTRES lacks {_listed(facts, known)}: the bill shows no class for their jobs"
         yield Finding("classes, accounting", Level.WARN, detail, RENDER)
 

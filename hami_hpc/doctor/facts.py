@@ -15,6 +15,8 @@ from hami_hpc.node.config import Settings
 from hami_hpc.slurm import commands
 from hami_hpc.slurm.files import find_slurm_conf
 
+SLURMDBD = "accounting_storage/slurmdbd"
+
 
 @dataclass
 class Facts:
@@ -40,6 +42,11 @@ class Facts:
         if isinstance(self._slurm_answer, NodeError):
             raise self._slurm_answer
         return self._slurm_answer
+
+    @property
+    def has_slurmdbd(self) -> bool:
+        """Returns whether Slurm stores what jobs used; only then it has QoS, and TRES for gres."""
+        return self.slurm.get("AccountingStorageType", SLURMDBD).lower() == SLURMDBD
 
     @cached_property
     def node(self) -> str:

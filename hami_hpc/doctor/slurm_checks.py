@@ -33,7 +33,6 @@ from hami_hpc.slurm.lines import settings_of
 SLURM_23_11 = commands.version_of("23.11.0")  # suspend_grace_time
 SLURM_24_11 = commands.version_of("24.11.0")  # slurmd asks its task plugins no more
 GRACE_S = 2  # Slurm's default
-SLURMDBD = "accounting_storage/slurmdbd"
 RESTART = "then restart slurmctld and slurmd"
 
 
@@ -209,11 +208,10 @@ def check_qos(facts: Facts) -> Iterator[Finding]:
     those of the settings."""
     enforced = facts.slurm.get("AccountingStorageEnforce", "").lower().split(",")
     good = bool({"qos", "all"} & set(enforced))
-    has_slurmdbd = facts.slurm.get("AccountingStorageType", SLURMDBD).lower() == SLURMDBD
     trusts = facts.settings.qos_enforced != "auto"  # then job_submit does not look
     why = "any user picks a class without" if trusts else "every vGPU job is of class std without"
     advice = f"slurm.conf: AccountingStorageEnforce=associations,limits,qos, {RESTART}: {why}"
-    if not (good or trusts or has_slurmdbd):
+    if not (good or trusts or facts.has_slurmdbd):
         detail = "this cluster has no slurmdbd, so every vGPU job is of class std"
         yield Finding("AccountingStorageEnforce", Level.WARN, detail, f"for other classes slurmdbd; {advice}")
         return

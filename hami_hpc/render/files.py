@@ -227,8 +227,11 @@ class Renderer:
             "JobSubmitPlugins": "lua",
             "CliFilterPlugins": self._client_plugin(),
             "PrologFlags": "Alloc",
-            "AccountingStorageTRES": tracked_tres(self.settings.gpu_models, self.settings.classes),
         }
+        if not self.slurm_conf.exists or merging.has_slurmdbd(self.site_settings):
+            wanted["AccountingStorageTRES"] = tracked_tres(self.settings.gpu_models, self.settings.classes)
+        else:
+            self.out.remarks.append(merging.NO_SLURMDBD)
         if self.target.plugin_dir:
             wanted["PluginDir"] = self.target.plugin_dir
         keys, merges = merging.merge_keys(wanted, self.site_settings)

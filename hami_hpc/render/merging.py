@@ -35,6 +35,12 @@ MPS = "mps"  # Slurm's own gres of shares of a GPU, which hami_hpc does not offe
 GRES_NAMES = ("gpu", MPS, c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRES_SLO, c.GRES_FIXED)
 
 
+NO_SLURMDBD = (
+    "slurm.conf has no AccountingStorageType=accounting_storage/slurmdbd, so AccountingStorageTRES is left out, with "
+    "which slurmctld would not start. Slices work without slurmdbd, all of class std; there are no QoS and no bills"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Merge:
     """One change for the administrator to make: a sentence that ends with a colon, and the exact lines.
@@ -48,6 +54,12 @@ class Merge:
     line: ConfLine | None = None
     pairs: tuple[tuple[str, str], ...] = ()
     of_many: str = ""
+
+
+def has_slurmdbd(site: Mapping[str, list[Setting]]) -> bool:
+    """Returns whether the site has slurmdbd, which alone stores gres; Slurm's default is none."""
+    settings = site.get("accountingstoragetype", [])
+    return bool(settings) and settings[-1].value.lower().endswith("slurmdbd")
 
 
 def merge_keys(wanted: Mapping[str, str], site: Mapping[str, list[Setting]]) -> tuple[dict[str, str], list[Merge]]:

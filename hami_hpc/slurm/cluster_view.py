@@ -30,6 +30,8 @@ _JOB_LINE = re.compile(r"^ {5}Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)", re.MU
 _GPU = re.compile(r"gpu(?::([^:]+))?:(\d+)")
 _FIXED_USED = re.compile(rf"(?:^|,){c.GRES_FIXED}:(\d{{1,18}})(?![\d.])")
 _FIXED_ASKED = re.compile(rf"\b{c.GRES_FIXED}[:=](\d{{1,18}})\b")
+_SLICES_USED = re.compile(rf"(?:^|,){c.GRES_CLASS}:[^:,]*:(\d{{1,18}})")
+_ASKED_PER_NODE = re.compile(r"gres[:/]([a-z_]+)(:[^:=]+)?[:=](\d{1,18})")
 _UNITS = (c.GRES_SHARD, c.GRES_MEM, c.GRES_CORES)
 
 
@@ -136,7 +138,7 @@ def _parse_node(line: str, of_jobs: ByNode[tuple[int, int]]) -> Node | None:
     types = tuple(match[1] or "" for match in gpus for _ in range(int(match[2])))
     if "NodeName" not in facts or not count or not all(total.get(unit) for unit in _UNITS):
         return None
-    allocated = tres(facts.get("AllocTRES", ""))
+    allocated = _allocated(facts, of_jobs)
     reason = re.search(r" Reason=(.*?)(?: Comment=|$)", line)
     used = facts.get("GresUsed", "")
     return Node(
@@ -159,6 +161,31 @@ def _parse_node(line: str, of_jobs: ByNode[tuple[int, int]]) -> Node | None:
         fixed_used=int(fixed[1]) if (fixed := _FIXED_USED.search(used)) else None,
         owner="" if facts.get("Owner", "") in NO_VALUES else printable(facts["Owner"]),
     )
+
+
+def _allocated(facts: Mapping[str, str], of_jobs: ByNode[tuple[int, int]]) -> dict[str, int]:
+    """Returns what jobs hold of a node. Without slurmdbd it has no TRES for gres, so GresUsed says it; the shards, of
+    which that has the number of GPUs before 23.11, are then the jobs', if all that have slices are known."""
+    counts = tres(facts.get("AllocTRES", ""))
+    if f"gres/{c.GRES_SHARD}=" in facts.get("CfgTRES", ""):
+        return counts
+    used = facts.get("GresUsed", "")
+    held = [shards for _index, shards in of_jobs.of(facts["NodeName"])]
+    is_known = not _PER_GPU.search(used) and len(held) == sum(map(int, _SLICES_USED.findall(used)))
+    return counts | _gres_counts(used) | ({c.GRES_SHARD: sum(held)} if is_known else {})
+
+
+def units_asked(tres_of_job: str, tres_per_node: str, nodes: int) -> dict[str, int]:
+    """Returns a job's counts of all nodes: its TRES, and, without slurmdbd, which has none for gres, TresPerNode's."""
+    counts = tres(tres_of_job)
+    if c.GRES_CLASS in counts:
+        return counts
+    for item in tres_per_node.split(","):
+        match = _ASKED_PER_NODE.fullmatch(item)
+        if match is not None:
+            names = dict.fromkeys((match[1], match[1] + (match[2] or "")))
+            counts |= {name: counts.get(name, 0) + int(match[3]) * nodes for name in names}
+    return counts
 
 
 def fixed_asked(tres_per_node: str) -> int:

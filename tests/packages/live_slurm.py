@@ -136,8 +136,6 @@ def bring_hami(site: Site) -> None:
     merge(site.on.root, printed, site.on.check)
     again = site.on.run(*render)
     assert again.returncode == 0, printed + again.stdout
-    # Slurm keeps these TRES in slurmdbd alone, which is not here.
-    site.on.check("sed", "-i", "/^AccountingStorageTRES=/d", "/etc/slurm/slurm-hami-hpc.conf")
     site.restart()
 
 

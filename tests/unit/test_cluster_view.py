@@ -7,6 +7,7 @@ with GresUsed in the form in which src/interfaces/gres.c of 24.11.5 and 26.05.3 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,42 @@ def test_a_recorded_node_is_read_with_the_shards_of_each_gpu_from_the_jobs() -> 
 def test_later_releases_show_each_gpu_and_no_job_has_to_be_asked(gres_used: str, used: tuple[int, ...] | None) -> None:
     assert SHARDS_22_05 in NODES
     assert node1(NODES.replace(SHARDS_22_05, gres_used), "").used == used
+
+
+def without_slurmdbd(gres_used: str) -> str:
+    """The recorded nodes as scontrol shows them without slurmdbd: no TRES for gres."""
+    text = re.sub(r"(,gres/[a-z_:0-9]+=\d+)+", "", NODES)
+    assert "gres/" not in text
+    return re.sub(r"GresUsed=\S+", f"GresUsed={gres_used}", text)
+
+
+def test_without_slurmdbd_gres_used_and_the_jobs_say_what_is_held() -> None:
+    used = "gpu:h200:0(IDX:N/A),shard:h200:2(IDX:0-1),vgpu:std:{slices},vgpu:lc:1,vgpu_mem:146176,vgpu_cores:130"
+    node = node1(without_slurmdbd(used.format(slices=2)))
+    assert (node.allocated["shard"], node.allocated["vgpu_mem"], node.allocated["vgpu_cores"]) == (846, 146176, 130)
+    assert node.used == (446, 400)
+    assert node1(without_slurmdbd(used.format(slices=3))).used is None  # a job that this user may not see
+    later = node1(without_slurmdbd(used.format(slices=2).replace(SHARDS_22_05, "shard:h200:846(446/559,400/559)")), "")
+    assert (later.allocated["shard"], later.used) == (846, (446, 400))
+    free = node1(without_slurmdbd("gpu:h200:0(IDX:N/A),shard:h200:0,vgpu:std:0,vgpu_mem:0,vgpu_cores:0"), "")
+    assert (free.allocated["shard"], free.used) == (0, (0, 0))
+
+
+@pytest.mark.parametrize(
+    "per_node",
+    [
+        "gres:shard:111,gres:vgpu:std:1,gres:vgpu_mem:8192,gres:vgpu_cores:20",  # 22.05
+        "gres/shard:111,gres/vgpu:std:1,gres/vgpu_mem:8192,gres/vgpu_cores:20",
+    ],
+)
+def test_without_slurmdbd_a_job_asked_for_what_its_tres_per_node_says(per_node: str) -> None:
+    units = {"vgpu": 2, "vgpu:std": 2, "shard": 222, "vgpu_mem": 16384, "vgpu_cores": 40}
+    assert (
+        cluster_view.units_asked("cpu=2,node=2,billing=2", per_node, 2) == {"cpu": 2, "node": 2, "billing": 2} | units
+    )
+    stored = "cpu=2,gres/shard=222,gres/vgpu=2,gres/vgpu:std=2,gres/vgpu_mem=16384,gres/vgpu_cores=40"
+    assert cluster_view.units_asked(stored, per_node, 2) == {"cpu": 2} | units
+    assert cluster_view.units_asked("cpu=1", "(null)", 1) == {"cpu": 1}
 
 
 def test_jobs_that_this_user_may_not_see_make_the_gpus_unknown_and_not_free() -> None:

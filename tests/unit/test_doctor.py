@@ -279,6 +279,8 @@ def test_without_checked_qos_doctor_says_who_gets_which_class(healthy: Healthy) 
     assert findings["AccountingStorageEnforce"].level is Level.WARN
     assert findings["AccountingStorageEnforce"].detail.startswith("this cluster has no slurmdbd")
     assert "QoS" not in findings, "nobody asks slurmdbd"
+    healthy.slurm["AccountingStorageTRES"] = "cpu,mem,energy,node,billing,fs/disk,vmem,pages"
+    assert "classes, accounting" not in healthy.findings(), "nor can it be told what to store"
     text = healthy.node.config.read_text()
     healthy.node.config.write_text(text.replace("[vgpu]\n", '[vgpu]\nqos_enforced = "yes"\n', 1))
     found = healthy.findings()["AccountingStorageEnforce"]

@@ -13,7 +13,7 @@ from test_node_inventory import A100_MIB, printed, put
 from test_node_inventory import node as node
 from test_node_inventory import render as render_all
 from test_render_forget import forget
-from test_render_site import merged
+from test_render_site import SLURMDBD, merged
 
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.slurm.lines import logical_lines, parse_line
@@ -46,7 +46,7 @@ def notes(output: str) -> list[str]:
 
 
 def test_nodes_that_slurm_conf_lacks_are_one_remark(node: Node, etc: Path) -> None:
-    (etc / "slurm.conf").write_text("NodeName=login1\n")
+    (etc / "slurm.conf").write_text(f"NodeName=login1\n{SLURMDBD}")
     [note] = notes(render(node, gathered(node)))
     assert f"slurm.conf has no NodeName=gpu[001-{MANY}] ({etc}/slurm.conf, line 1 has login1)" in note
     assert f"run hami-hpc forget-node 'gpu[001-{MANY}]', then" in note
@@ -63,20 +63,20 @@ def test_nodes_that_slurm_conf_lacks_are_one_remark(node: Node, etc: Path) -> No
 def test_a_name_that_slurm_conf_spells_otherwise_is_pointed_out(
     node: Node, etc: Path, names: str, spelling: str
 ) -> None:
-    (etc / "slurm.conf").write_text(f"NodeName={names}\n")
+    (etc / "slurm.conf").write_text(f"NodeName={names}\n{SLURMDBD}")
     [note] = notes(render(node, gathered(node, count=3)))
     assert f"has no NodeName=gpu[001-003] (it has this name {spelling})" in note
 
 
 def test_names_with_a_domain_that_slurm_conf_leaves_out_are_pointed_out(node: Node, etc: Path) -> None:
-    (etc / "slurm.conf").write_text("NodeName=gpu[1-2],gpu3\n")
+    (etc / "slurm.conf").write_text(f"NodeName=gpu[1-2],gpu3\n{SLURMDBD}")
     folder = put(node.root / "gathered", *(printed(f"gpu{number}.example.org") for number in (1, 2, 3)))
     [note] = notes(render(node, folder))
     assert "has no NodeName=gpu1.example.org,gpu2.example.org,gpu3.example.org (it has this name without " in note
 
 
 def test_a_host_list_too_long_to_read_is_said_by_its_first_and_their_number(node: Node, etc: Path) -> None:
-    (etc / "slurm.conf").write_text("NodeName=login1\n")
+    (etc / "slurm.conf").write_text(f"NodeName=login1\n{SLURMDBD}")
     folder = put(node.root / "gathered", *(printed(f"gpu{number}.example.org") for number in range(30)))
     [note] = notes(render(node, folder))
     assert "has no NodeName=gpu0.example.org and 29 other nodes (" in note

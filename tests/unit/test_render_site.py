@@ -38,6 +38,7 @@ NodeName=node[1-4] CPUs=64 \\
 PartitionName=gpu Nodes=node[1-4] Prolog=/not/a/key/here
 """
 STAGES = "Prolog={etc}/prolog\nEpilog={etc}/epilog.d/*\nAccountingStorageTRES=gres/gpu,license/x\n"
+SLURMDBD = "AccountingStorageType=accounting_storage/slurmdbd\n"
 FEATURES = "vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
 OFFER = (
     "shard:h200:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,"
@@ -58,7 +59,7 @@ def site(node: Node) -> Path:
     for folder in ("conf.d", "epilog.d", "plugstack.conf.d"):
         (etc / folder).mkdir(parents=True)
     (etc / "slurm.conf").write_text(SLURM_CONF)
-    (etc / "conf.d" / "stages.conf").write_text(STAGES.format(etc=etc))
+    (etc / "conf.d" / "stages.conf").write_text(STAGES.format(etc=etc) + SLURMDBD)
     (etc / "gres.conf").write_text("NodeName=node[1-4] Name=gpu File=/dev/nvidia[0-1]\nName=bandwidth Count=10G\n")
     (etc / "plugstack.conf").write_text("optional /usr/lib/site.so a=b\n")
     (etc / "job_submit.lua").write_text(FOREIGN_SUBMIT)
@@ -174,6 +175,17 @@ def test_filters_of_the_sites_own_get_the_lines_to_add(node: Node, site: Path) -
     assert not any("lua" in line and "Plugins" not in line for line in merged(render(node).output))
 
 
+def test_without_slurmdbd_slurmctld_is_not_told_what_to_store(node: Node) -> None:
+    etc = node.root / "etc"
+    etc.mkdir()
+    fragment = etc / "slurm-hami-hpc.conf"
+    for kind, is_told in (("", False), (SLURMDBD.replace("slurmdbd", "none"), False), (SLURMDBD, True)):
+        (etc / "slurm.conf").write_text(f"ClusterName=small\n{kind}")
+        said = " ".join(render(node, "--force").output.split())
+        assert ("AccountingStorageTRES=" in fragment.read_text()) is is_told
+        assert ("has no AccountingStorageType=accounting_storage/slurmdbd" in said) is not is_told
+
+
 def test_after_merging_nothing_is_left(node: Node, site: Path) -> None:
     for _ in range(2):  # what the first run prints is what the second wants
         lines = merged(render(node).output)
@@ -184,7 +196,7 @@ def test_after_merging_nothing_is_left(node: Node, site: Path) -> None:
         if keys:
             node_line = next(line for line in lines if line.startswith("Gres="))
             text = "\n".join(keys) + f"\nCliFilterPlugins=lua\nPrologFlags=X11\nEpilog={site}/epilog.d/*\n"
-            text += f"NodeName=node[1-4] CPUs=64 {node_line}\ninclude slurm-hami-hpc.conf\n"
+            text += f"NodeName=node[1-4] CPUs=64 {node_line}\ninclude slurm-hami-hpc.conf\n{SLURMDBD}"
             (site / "slurm.conf").write_text(text)
             gpus = "NodeName=node[1-4] Name=gpu Type=h200 File=/x\n"
             (site / "gres.conf").write_text(f"{gpus}include hami-hpc-gres.conf\n")

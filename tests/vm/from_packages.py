@@ -47,8 +47,7 @@ def install(machine: Virtual) -> None:
     merge_by(machine.read, machine.write, machine.run(*RENDER).stdout, machine.check)
     again = machine.run(*RENDER)
     assert again.returncode == 0, again.stdout
-    # Slurm keeps these TRES in slurmdbd alone, which is not here; and prologs find the simulated driver by a variable.
-    machine.check("sed", "-i", "/^AccountingStorageTRES=/d", "/etc/slurm/slurm-hami-hpc.conf")
+    # Prologs find the simulated driver by a variable.
     for stage in ("prolog", "epilog"):
         machine.check("sed", "-i", "s|^exec|HAMI_SIM=/srv/sim exec|", f"/etc/slurm/hami-hpc-{stage}")
     line = next(one for one in machine.read("etc/slurm/hami-hpc-pam.conf").splitlines() if one.startswith("session"))

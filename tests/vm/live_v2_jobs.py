@@ -13,7 +13,7 @@ STRANGER = "news"
 VGPU = ("--gres=vgpu:mem=8G,cores=50",)
 ALLOWED, REFUSED = "No such device or address", "Operation not permitted"
 OPEN = "; ".join(f"dd if=/dev/{name} count=0 2>&1" for name in ("nvidia0", "nvidia1", "nvidiactl"))
-WARNINGS = {"user namespaces", "AccountingStorageEnforce", "classes, accounting"}
+WARNINGS = {"user namespaces", "AccountingStorageEnforce"}
 
 
 def test_doctor_finds_nothing_that_fails(machine: Virtual) -> None:
