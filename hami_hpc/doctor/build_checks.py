@@ -45,6 +45,12 @@ def find_plugin(facts: Facts, name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).exists()), None)
 
 
+BUILD = (
+    "build hami_hpc for the Slurm of this machine and install it here: make build and make install, or packages of "
+    "make deb, make rpm, make dist (docs/upgrade.md, A new Slurm)"
+)
+
+
 def check_plugins(facts: Facts) -> Iterator[Finding]:
     """Checks that Slurm finds the plugins, and that their version is exactly the running Slurm's."""
     wanted = commands.version_of(facts.slurm.get("SLURM_VERSION", ""))
@@ -52,11 +58,11 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
         path = find_plugin(facts, name)
         if path is None:
             where = ", ".join(facts.slurm.get("PluginDir", "").split(":"))
-            advice = "make -C slurm-plugins, then make install; the plugin must be in a directory of PluginDir"
+            advice = f"{BUILD}; the plugin must be in a directory of PluginDir"
             yield Finding(name, Level.FAIL, f"not found in {where}", advice)
             continue
         version = plugin_version(path)
-        advice = "rebuild it against the installed Slurm (make -C slurm-plugins) and restart slurmd"
+        advice = f"{BUILD}, then restart slurmctld or slurmd: where one of these does not fit, no slice starts"
         yield finding(name, version == wanted, f"{path}, for Slurm {commands.version_text(version)}", advice)
     if find_plugin(facts, SLURMS_FILTER) is None:
         advice = "install its Lua plugins (Debian: slurm-wlm-basic-plugins): srun, salloc and some sbatch refuse vgpu"

@@ -92,6 +92,9 @@ static enum step_verdict decide_whole(const struct step_units *units, bool bare_
 enum step_verdict step_decide(const struct step_units *units, enum job_kind kind, bool plugins_loaded,
 			      bool bare_shards_allowed)
 {
+	/* Without the plugins nobody has removed what the user exported of units. */
+	if (kind == JOB_SLICE && !plugins_loaded && (units->shards || has_units(units)))
+		return STEP_NO_PLUGINS;
 	if (kind == JOB_SLICE)
 		return decide_slice(units);
 	if (kind == JOB_WHOLE)

@@ -38,14 +38,14 @@ enum step_verdict {
 	STEP_FENCED,      /* gets a record of its own */
 	STEP_WITHOUT_GPU, /* asked for no GPU (--gres=none) in a job that has a slice: may allocate nothing */
 	STEP_NO_RECORD,   /* refused: units, but no job.limits */
-	STEP_NO_PLUGINS,  /* refused: shards, but the gres plugins that pass the units are not loaded here */
+	STEP_NO_PLUGINS,  /* refused: a slice, but the gres plugins that pass the units are not loaded here */
 	STEP_BARE_SHARDS, /* refused: shards in a job without vGPU, which limit nothing */
 	STEP_WHOLE_SLICED, /* refused: units without a GPU, in a job that holds whole GPUs */
 	STEP_SHARDS_ALONE, /* refused: shards of the job's vGPU without memory and cores */
 	STEP_UNITS_ALONE   /* refused: memory or cores without the shards that name a device */
 };
 
-/* Returns what the step gets. plugins_loaded is not used for a job with a record. */
+/* Returns what the step gets. plugins_loaded is not used for a job with whole GPUs. */
 enum step_verdict step_decide(const struct step_units *units, enum job_kind kind, bool plugins_loaded,
 			      bool bare_shards_allowed);
 

@@ -14,8 +14,9 @@ static const char *constant_text(enum step_verdict verdict)
 	switch (verdict) {
 	case STEP_NO_PLUGINS:
 		return "it holds gres/shard, and slurmd on this node has not loaded hami_hpc's gres "
-		       "plugins, which pass its memory and cores. Administrator: install the gres_vgpu*.so "
-		       "that were built for exactly this Slurm into PluginDir and restart slurmd";
+		       "plugins, which pass its memory and cores. Administrator: install hami_hpc built for "
+		       "exactly this Slurm, whose gres_vgpu*.so belong into PluginDir, and restart slurmd; "
+		       "hami-hpc doctor says what is there";
 	case STEP_BARE_SHARDS:
 		return "it holds gres/shard and no vGPU. Shards alone limit neither memory nor time, and "
 		       "this cluster does not allow them. Use --gres=vgpu:mem=8G,cores=50. If you did, "

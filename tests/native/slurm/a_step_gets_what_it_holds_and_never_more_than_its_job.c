@@ -70,6 +70,10 @@ static void each_step_has_one_verdict(void)
 		CHECK(step_decide(&no_shards, JOB_SLICE, true, allowed) == STEP_UNITS_ALONE);
 		CHECK(step_decide(&shards, JOB_SLICE, true, allowed) == STEP_SHARDS_ALONE);
 		CHECK(step_decide(&shards, JOB_WITHOUT_RECORD, false, allowed) == STEP_NO_PLUGINS);
+		CHECK(step_decide(&shards, JOB_SLICE, false, allowed) == STEP_NO_PLUGINS);
+		CHECK(step_decide(&all, JOB_SLICE, false, allowed) == STEP_NO_PLUGINS);
+		CHECK(step_decide(&no_shards, JOB_SLICE, false, allowed) == STEP_NO_PLUGINS);
+		CHECK(step_decide(&nothing, JOB_SLICE, false, allowed) == STEP_WITHOUT_GPU);
 	}
 }
 
