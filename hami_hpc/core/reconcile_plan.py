@@ -34,6 +34,12 @@ class Kind(Enum):
     PROBLEM = "problem"  # reports what an administrator must decide; changes nothing
 
 
+OF_ANOTHER_VERSION = (
+    "its records are of another version of hami_hpc. What runs has its limits; no new step or program of it gets a "
+    "GPU. Wait until it ends, or cancel it and submit it again"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One step of the plan. `text` is the line printed for it, `name` the name of the directory in `jobs/`, `grants`
@@ -50,7 +56,8 @@ class Action:
 @dataclass(frozen=True, slots=True)
 class Directory:
     """One entry of `jobs/`. `job_id` is set if the name is a job id; `grants` are read from the limits records of the
-    job's slices, and `gpu_job` from the note of a job with whole GPUs."""
+    job's slices, and `gpu_job` from the note of a job with whole GPUs. `is_foreign`: another version of hami_hpc wrote
+    the records."""
 
     name: str
     job_id: int | None
@@ -59,6 +66,7 @@ class Directory:
     age_s: float
     is_bad: bool = False
     gpu_job: GpuJob | None = None
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +105,16 @@ def _void(grants: tuple[Grant, ...]) -> Action:
 def _rows(state: NodeState) -> Iterable[Action]:
     if state.running is None:
         return
+    foreign = {entry.job_id for entry in state.directories if entry.is_foreign}
     on_disk = {entry.job_id: entry.grants for entry in state.directories if entry.job_id is not None}
     for job_id, grants in by_job(state.rows).items():
         if job_id not in state.running:
             free = ", ".join(f"{grant.mem_mib} MiB of GPU {grant.gpu_minor}" for grant in grants)
             text = f"job {job_id}: is no longer on this node; its {free} are free again"
             yield Action(Kind.END, text, job_id, grants, str(job_id))
+            continue
+        if job_id in foreign:
+            yield Action(Kind.PROBLEM, f"job {job_id}: {OF_ANOTHER_VERSION}", job_id)
             continue
         written = on_disk.get(job_id, ())
         if not written or written[0].created_unix_ns != grants[0].created_unix_ns:

@@ -126,6 +126,12 @@ def size_fields(grant: Grant) -> dict[str, int]:
     }
 
 
+def is_of_another_version(data: bytes) -> bool:
+    """Returns whether these are the bytes of a limits record that another version of hami_hpc wrote."""
+    magic, version = (_number(data, c.LIMITS_FIELDS, name) for name in ("magic", "abi_version"))
+    return magic == c.LIMITS_MAGIC and version != c.ABI_VERSION
+
+
 def parse_limits(data: bytes, model: str = "") -> Grant | None:
     """Returns the grant in a job's limits record, which does not contain the model; None for any other content."""
 

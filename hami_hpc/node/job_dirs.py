@@ -26,6 +26,7 @@ from hami_hpc.core.grant import Grant, total
 from hami_hpc.core.records import (
     USAGE_FILE_SIZE,
     empty_usage_head,
+    is_of_another_version,
     limits_file,
     pack_limits,
     parse_limits,
@@ -275,6 +276,13 @@ def read_grant(directory: str, slice_index: int = 0, owner: int | None = None) -
     data = read_bounded(f"{directory}/{limits_file(slice_index)}", c.LIMITS_SIZE, uid)
     grant = None if data is None else parse_limits(data)
     return grant if grant is not None and grant.slice_index == slice_index else None
+
+
+def is_foreign(directory: str, owner: int | None = None) -> bool:
+    """Returns whether another version of hami_hpc wrote a job's records, as when a node is upgraded while it runs."""
+    uid = os.geteuid() if owner is None else owner
+    data = read_bounded(f"{directory}/{limits_file(0)}", c.LIMITS_SIZE, uid)
+    return data is not None and is_of_another_version(data)
 
 
 def read_grants(directory: str, owner: int | None = None) -> tuple[Grant, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from hami_hpc.core.grant import Grant
+from hami_hpc.core.reconcile_plan import OF_ANOTHER_VERSION
 from hami_hpc.core.records import Usage
 from hami_hpc.errors import HamiError
 from hami_hpc.node import job_dirs, usage_files
@@ -16,6 +17,8 @@ def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> list[tuple[Gran
     this node, or belongs to another user."""
     directory = job_dirs.job_dir(run_dir, job_id)
     grants = job_dirs.read_grants(directory, owner=0)
+    if not grants and job_dirs.is_foreign(directory, owner=0):
+        raise HamiError(f"job {job_id}: {OF_ANOTHER_VERSION}")
     if not grants:
         raise HamiError(
             f"job {job_id} holds no vGPU on this node; to ask the job's node, run: "

@@ -209,7 +209,8 @@ def _directory(run_dir: str, name: str) -> Directory:
         age_s = 0.0  # it was removed meanwhile
     grants = job_dirs.read_grants(path) if is_ended or job_id is not None else ()
     gpu_job = gpu_jobs.read(path) if not grants and (is_ended or job_id is not None) else None
-    return Directory(name, job_id, grants, is_ended, age_s, is_bad, gpu_job)
+    is_foreign = job_id is not None and not grants and job_dirs.is_foreign(path)
+    return Directory(name, job_id, grants, is_ended, age_s, is_bad, gpu_job, is_foreign)
 
 
 def _try(settings: Settings, ledger: Ledger, action: Action) -> str | None:

@@ -6,7 +6,15 @@ from __future__ import annotations
 import pytest
 
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
+from hami_hpc.core.reconcile_plan import (
+    LEFTOVER_AGE_S,
+    OF_ANOTHER_VERSION,
+    Action,
+    Directory,
+    Kind,
+    NodeState,
+    make_plan,
+)
 
 GPUS = ("GPU-1", "GPU-2")
 CAPACITY = dict.fromkeys(GPUS, 1000)
@@ -51,6 +59,14 @@ TWICE = "GPU GPU-1: jobs 7, 9 hold 1001 MiB of 1000. Drain this node and cancel 
 
 PLANS: dict[str, tuple[NodeState, list[Action]]] = {
     "all is well": (state((GRANT,), (directory(GRANT),)), []),
+    "its records are of another version": (
+        state((GRANT,), (Directory("7", 7, (), False, 0.0, is_foreign=True),)),
+        [Action(Kind.PROBLEM, f"job 7: {OF_ANOTHER_VERSION}", 7)],
+    ),
+    "its records were of another version": (
+        state((GRANT,), (Directory("7", 7, (), False, 0.0, is_foreign=True),), NOBODY),
+        [Action(Kind.END, f"job 7: {LEFT} 400 MiB of GPU 3 are free again", 7, (GRANT,), "7")],
+    ),
     "a row of another boot": (
         state(void=(GRANT,)),
         [Action(Kind.DROP_VOID, "job 7: its grant of 400 MiB is of an earlier boot and is dropped", 7, (GRANT,))],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from node_testbed import GPU_MIB, UUIDS, Node
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile_plan import Action, Directory, Kind, NodeState
 from hami_hpc.errors import NodeError
@@ -40,6 +41,17 @@ def state_of(node: Node, running: frozenset[int] | NodeError = frozenset()) -> N
         return read_state(node.settings, ledger, jobs)
     finally:
         ledger.close()
+
+
+def test_records_of_another_version_are_known_as_such(node: Node) -> None:
+    node.prolog(7)
+    node.prolog(8)
+    (node.jobs / "8/job.limits").write_bytes(b"HAMI")
+    record = node.jobs / "7/job.limits"
+    data = bytearray(record.read_bytes())
+    data[c.LIMITS_FIELDS["abi_version"][0]] += 1
+    record.write_bytes(data)
+    assert [(entry.name, entry.is_foreign) for entry in state_of(node).directories] == [("7", True), ("8", False)]
 
 
 def test_the_state_is_what_ledger_directories_slurm_and_driver_say(node: Node) -> None:

@@ -110,6 +110,20 @@ def test_a_command_of_a_node_says_which_of_its_requirements_is_missing(tmp_path:
     )
 
 
+def test_of_a_job_of_another_version_it_says_so(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    assert node.prolog(7) == 0
+    path = node.jobs / "7" / "job.limits"
+    data = bytearray(path.read_bytes())
+    data[c.LIMITS_FIELDS["abi_version"][0]] += 1
+    path.write_bytes(data)
+    done = on_a_node(node, "usage", "7")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "Error: job 7: its records are of another version of hami_hpc. What runs has its limits;"
+    )
+
+
 def test_a_job_that_is_not_here_is_answered_with_the_command_that_asks_on_its_node(tmp_path: Path) -> None:
     done = on_a_node(Node.make(tmp_path), "usage", "5")
     assert done.returncode == 1
