@@ -116,6 +116,11 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		return #names > 0 and names or { "(default)" }
 	end
 
+	-- Returns whether each job in a partition holds whole nodes.
+	local function is_exclusive(parts, name)
+		return parts and parts[name] and parts[name].max_share == EXCLUSIVE or false
+	end
+
 	-- Refuses a vgpu in a job with whole nodes. Such a job holds all GPUs of its nodes, so the vgpu would wait for GPUs
 	-- that the job itself holds.
 	local function refuse_whole_nodes(job, partitions, parts)
@@ -123,7 +128,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			fail("E_EXCLUSIVE")
 		end
 		for _, name in ipairs(partitions) do
-			if parts and parts[name] and parts[name].max_share == EXCLUSIVE then
+			if is_exclusive(parts, name) then
 				fail("E_EXCLUSIVE_PARTITION", { where = units.where_text({ name }) })
 			end
 		end
@@ -200,15 +205,29 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		return nil
 	end
 
+	-- Leaves a job those of its partitions in which its vgpu can be.
+	local function narrow(job, request, site, at)
+		local all = #at.partitions
+		at.partitions = units.narrowed(request, site, at.partitions, function(name)
+			return is_exclusive(at.parts, name)
+		end)
+		if #at.partitions < all then
+			job.partition = table.concat(at.partitions, ",")
+		end
+	end
+
 	-- Writes the units of `parsed` into `job`. `at` has the job's partitions, all partitions (parts), the effective
 	-- --constraint (features), and the class (service_class) or the QoS that decides it.
 	local function place(job, parsed, at)
 		local site = settings.need()
 		local request = parsed.request
 		check_lengths(at)
-		refuse_whole_nodes(job, at.partitions, at.parts)
 		units.apply_preset(request, site)
 		features.complete(request, at.features)
+		if at.is_new then
+			narrow(job, request, site, at)
+		end
+		refuse_whole_nodes(job, at.partitions, at.parts)
 		local result = units.resolve(request, site, at.partitions)
 		local places = places_kept(parsed, at, site)
 		if not places and request.count then
@@ -257,7 +276,8 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			end
 			return -- most jobs of a cluster end here
 		end
-		local at = { parts = parts, partitions = partitions_of(job.partition, parts), features = job.features, prefer = job.prefer }
+		local at = { parts = parts, partitions = partitions_of(job.partition, parts), is_new = true }
+		at.features, at.prefer = job.features, job.prefer
 		parsed = parsed or read_bare_shards(asked, text, at)
 		if not parsed then
 			return

@@ -231,5 +231,18 @@ return function(contract, errors, grammar, mig, places, models)
 		}
 	end
 
+	-- Returns those of several partitions that have what the request asks for, since Slurm starts a job where it can, and
+	-- users name partitions of all kinds, as does Slurm's plugin all_partitions; all where none has it. `gives_whole_nodes`:
+	-- returns whether a partition has no vgpu by slurm.conf.
+	function M.narrowed(request, site, partitions, gives_whole_nodes)
+		local names = {}
+		for _, name in ipairs(#partitions > 1 and partitions or {}) do
+			if not gives_whole_nodes(name) and pcall(M.resolve, request, site, { name }) then
+				names[#names + 1] = name
+			end
+		end
+		return #names > 0 and names or partitions
+	end
+
 	return M
 end
