@@ -366,3 +366,23 @@ def test_files_in_a_directory_that_any_user_can_write_and_pipes_are_not_read(tmp
     (tmp_path / "etc/pam.d").mkdir()
     (tmp_path / "etc/pam.d/sshd").write_bytes(b"pam_hami_hpc\0")
     assert machine.asks() == []
+
+
+@pytest.mark.parametrize(("part", "refused"), [("node", True), ("slurm", False)])
+def test_the_package_of_the_node_is_not_removed_while_containers_need_it(
+    tmp_path: Path, part: str, refused: bool
+) -> None:
+    hook = "etc/enroot/hooks.d/50-hami-hpc.sh"
+    machine = Machine(tmp_path, {hook: "-> /usr/share/hami-hpc/enroot/50-hami-hpc.sh"})
+    in_use = tmp_path / "usr/libexec/hami-hpc/in-use"
+    in_use.parent.mkdir(parents=True)
+    in_use.write_text((ROOT / "scripts/in-use").read_text())
+    in_use.chmod(0o755)
+    script = (ROOT / f"scripts/hami_packages/maintainer/{part}.prerm").read_text().replace("@LIBEXECDIR@", STAGES)
+    environment = {"PATH": os.environ["PATH"], "DPKG_ROOT": str(machine.root)}
+    command = ["sh", "-c", script, "prerm", "remove"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == int(refused)
+    assert (f"{hook} -> /usr/share" in done.stderr) == refused
+    forced = subprocess.run(command, env={**environment, "HAMI_HPC_FORCE": "1"}, capture_output=True, check=False)
+    assert forced.returncode == 0
