@@ -333,7 +333,8 @@ dist-accounting: packages-tree ## the tarball for the machine that makes bills
 	@$(PACKAGE) tar --role accounting
 
 uninstall: ## remove the installed files; with FORCE=1 also while vgpu jobs run or Slurm's files name them
-	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' FORCE='$(FORCE)' scripts/uninstall
+	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' DATADIR='$(DATADIR)' \
+		FORCE='$(FORCE)' scripts/uninstall
 
 clean: ## delete build/ (a running demo keeps running; it has its own copies)
 	rm -rf build

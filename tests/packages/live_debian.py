@@ -114,6 +114,15 @@ def test_nothing_is_removed_while_a_job_runs_or_slurm_names_it(fresh: Machine) -
     removed = fresh.run("dpkg", "--remove", "hami-hpc-node")
     assert removed.returncode != 0
     assert "/etc/slurm/slurm.conf:2:include slurm-hami-hpc.conf" in removed.stderr
+    conf.write_text("ClusterName=site\nProlog=prolog.d/*\n")
+    link = fresh.path("/etc/slurm/prolog.d/00-slices")
+    link.parent.mkdir()
+    link.symlink_to("/usr/libexec/hami-hpc/prolog")
+    removed = fresh.run("dpkg", "--remove", "hami-hpc-node")
+    assert removed.returncode != 0
+    assert "/etc/slurm/prolog.d/00-slices -> /usr/libexec/hami-hpc/prolog" in removed.stderr
+    link.unlink()
+    conf.write_text("ClusterName=site\ninclude slurm-hami-hpc.conf\n")
     fresh.check("dpkg", "--remove", "hami-hpc-node", HAMI_HPC_FORCE="1")
     assert conf.read_text().endswith("include slurm-hami-hpc.conf\n")
     assert fresh.run("dpkg", "--remove", "hami-hpc-slurm").returncode != 0

@@ -175,7 +175,8 @@ def test_taking_it_out_with_a_job_running_and_one_pending(site: Site) -> None:
     pending = site.submit(VGPU, script="env | grep -c HAMI_HPC; cat /etc/ld.so.preload")
     for name, text in before.items():
         site.write(f"/etc/slurm/{name}", text)
-    site.on.check("rm", "/etc/slurm/plugstack.conf", "/etc/slurm/job_submit.lua", "/etc/slurm/cli_filter.lua")
+    site.on.check("rm", "/etc/slurm/job_submit.lua", "/etc/slurm/cli_filter.lua")
+    site.write("/etc/slurm/plugstack.conf", "include plugstack.conf.d/*.conf\n")  # as Debian's
     site.restart()
     assert (site.state(running), site.state(pending)) == ("RUNNING", "PENDING")
     purge = ("apt-get", "purge", "-y", "hami-hpc-common", "hami-hpc-slurm", "hami-hpc-node")

@@ -180,3 +180,30 @@ def test_uninstall_is_installed_too_so_that_a_node_needs_no_checkout(tmp_path: P
     assert (library / "libhami-hpc.so").exists()
     done = subprocess.run([stages / "uninstall"], env=forced, capture_output=True, text=True, check=False)
     assert (done.returncode, library.exists()) == (0, False), done.stderr
+
+
+def test_nothing_is_removed_while_a_link_or_a_container_runtime_leads_to_it_in_other_places(tmp_path: Path) -> None:
+    places = {"DESTDIR": str(tmp_path), "LIBDIR": "/opt/lib", "LIBEXECDIR": "/opt/bin", "DATADIR": "/opt/share"}
+    stage = tmp_path / "opt/bin/prolog"
+    manifest = tmp_path / "opt/lib/manifest"
+    conf = tmp_path / "etc/slurm/slurm.conf"
+    link = tmp_path / "etc/slurm/prolog.d/00-slices"
+    runtime = tmp_path / "etc/containers/containers.conf"
+    for path in (stage, manifest, conf, link, runtime):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    stage.write_text("ours")
+    manifest.write_text(f"{hashlib.sha256(b'ours').hexdigest()}  /opt/bin/prolog\n")
+    conf.write_text("Prolog=/etc/slurm/prolog.d/*\n")
+    link.symlink_to("/opt/bin/prolog")
+    runtime.write_text('hooks_dir = ["/opt/share/podman"]\n')
+    done = uninstall(places)
+    assert done.returncode != 0
+    said = done.stderr.splitlines()
+    assert f"{link} -> /opt/bin/prolog" in said
+    assert f'{runtime}:1:hooks_dir = ["/opt/share/podman"]' in said
+    assert stage.exists()
+    link.unlink()
+    runtime.unlink()
+    done = uninstall(places)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not stage.exists()
