@@ -40,7 +40,7 @@ LEAST_PERCENT: Final = 90
 COPIED: Final = ("hami_hpc", "tests", "accounting", "examples", "prolog", "slurm-plugins", "pyproject.toml")
 # What tests read besides. A link: mutmut follows none, so that it neither copies nor changes these.
 LINKED: Final = (
-    *("build", "native", "docs", "scripts", "gres-conf", "benchmarks", "Makefile"),
+    *(".venv", "build", "native", "docs", "scripts", "gres-conf", "benchmarks", "Makefile"),
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE"),
 )
 # Exit statuses in mutmut's results; None is a change that was not tried. 5 is pytest's: the tests were left out.

@@ -23,7 +23,7 @@ from hami_hpc.node.mps_daemon import Place
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
 
-PROGRAM = sim_testbed.SIM / "nvidia-cuda-mps-control"
+PROGRAM = (sim_testbed.SIM / "nvidia-cuda-mps-control").resolve()  # as /proc shows it, also by a linked build
 CLIENT = ROOT / "tests/gpu/mps_client.py"
 OTHER_UID = 65533
 FEATURE = "vgpu_mps"
