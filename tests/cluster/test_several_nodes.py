@@ -330,7 +330,7 @@ def test_a_job_that_gives_up_a_node_frees_its_slices_there_and_is_billed_for_wha
         f"echo nodes $SLURM_NNODES; srun slice --until {release}"
     )
     job = started(nodes, "--ntasks=2", script=script)  # 24.11 refuses it to jobs with --ntasks-per-node
-    wait_until_known(nodes, job)
+    jobs.wait_until_known(nodes, job)
     jobs.pass_a_second()
     go.touch()
     jobs.wait(nodes, lambda: "cuMemAlloc" in jobs.output(nodes, USER, job), "its step on one node", 30, job)
@@ -365,32 +365,32 @@ def test_a_resize_reaches_all_slices_of_all_nodes_and_leaves_the_bill(nodes: Lay
     check_bill(nodes, job)
 
 
+def test_a_range_of_nodes_has_those_that_are_free(nodes: Layout) -> None:
+    for found in (2, 1):
+        job = jobs.submit(nodes, USER, "-N1-2", WHOLE_PAIR, script="sleep 60")
+        jobs.wait_for_state(nodes, job, "RUNNING")
+        assert sum(len(node.grants(each)) for each in each_node(nodes)) == 4
+        assert jobs.job_facts(nodes, job)["NumNodes"] == str(found)
+        jobs.admin(nodes, "scancel", str(job))
+        jobs.wait_for_state(nodes, jobs.submit(nodes, "news", "-w", "node2", WHOLE_PAIR, script="sleep 60"), "RUNNING")
+
+
 def test_a_node_that_left_a_running_job_takes_the_next_one(nodes: Layout) -> None:
     """With --no-kill a job goes on without a node that was down. No epilog runs there, and the node comes back."""
     release = release_file(nodes)
     job = started(nodes, "--no-kill", script=f"until [ -e {release} ]; do sleep 0.1; done")
-    wait_until_known(nodes, job)
+    jobs.wait_until_known(nodes, job)
     jobs.admin(nodes, "scontrol", "update", "nodename=node2", "state=down", "reason=lost")
     second = nodes.at("node2")
     jobs.admin(nodes, "scontrol", "update", "nodename=node2", "state=resume", allowed=(0, 1))  # 1: slurmd came before
-    jobs.wait(nodes, lambda: node_state(nodes, "node2") == "IDLE", "node2 to be back", 60, job)
+    jobs.wait(nodes, lambda: node.slurms_state(nodes, "node2") == "IDLE", "node2 to be back", 60, job)
     assert [grant.job_id for grant in node.grants(second)] == [job, job]
     other = jobs.submit(nodes, "news", "-w", "node2", WHOLE_PAIR, script="srun slice; sleep 300")
     jobs.wait(nodes, lambda: "out of memory" in jobs.output(nodes, "news", other), "the next job's slice", 30, other)
     assert [grant.job_id for grant in node.grants(second)] == [other, other]
-    assert node_state(nodes, "node2") == "MIXED"
+    assert node.slurms_state(nodes, "node2") == "MIXED"
     assert len(held(nodes.at("node1"), job)) == 2, "the job goes on where it is"
     release.touch()
     jobs.wait_for_state(nodes, job, "COMPLETED")
     assert [record["gpu_count"] for record in records(nodes, job)] == [2, 2]
     check_bill_of_fewer_nodes(nodes, job)
-
-
-def wait_until_known(layout: Layout, job: int) -> None:
-    """Waits until slurmdbd has the job's start: of what changes before, it keeps the last state alone."""
-    words = ("sacct", "-n", "-P", "-X", "-j", str(job), "-o", "state,nnodes")
-    jobs.wait(layout, lambda: jobs.admin(layout, *words).split() == ["RUNNING|2"], "slurmdbd to know the job", 60, job)
-
-
-def node_state(layout: Layout, name: str) -> str:
-    return jobs.admin(layout, "scontrol", "show", "node", name).partition(" State=")[2].split()[0]

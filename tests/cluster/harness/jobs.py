@@ -166,6 +166,12 @@ def wait_until_recorded(layout: Layout, *numbers: int, runs: int = 0) -> None:
     wait(layout, recorded, f"slurmdbd to have jobs {', '.join(map(str, numbers))}", 60)
 
 
+def wait_until_known(layout: Layout, job: int) -> None:
+    """Waits until slurmdbd has the job's start: of what changes before, it keeps the last state alone."""
+    words = ("sacct", "-n", "-P", "-X", "-j", str(job), "-o", "state,nnodes")
+    wait(layout, lambda: admin(layout, *words).split() == ["RUNNING|2"], "slurmdbd to know the job", 60, job)
+
+
 def evidence(layout: Layout, job: int | str | None = None) -> str:
     """Returns the ends of the logs, which can show why something did not happen."""
     parts = [log_tail(layout.log / f"{name}.log") for name in ("slurmctld", "slurmd")]

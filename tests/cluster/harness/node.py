@@ -85,6 +85,11 @@ def grants(layout: Layout) -> list[Granted]:
     return [Granted(*row) for row in rows]
 
 
+def slurms_state(layout: Layout, name: str) -> str:
+    """Returns the node's state as scontrol shows it."""
+    return jobs.admin(layout, "scontrol", "show", "node", name).partition(" State=")[2].split()[0]
+
+
 def drain_reason(layout: Layout) -> str:
     """Returns why the layout's node takes no jobs; empty when it takes jobs."""
     text = jobs.admin(layout, "sinfo", "-h", "-N", "-n", layout.node, "-o", "%T %E")
