@@ -81,6 +81,7 @@ BY = {
     "make dist-node": "tests/packages/live_tarball.py",
     "tar -xzf hami-hpc-node-VERSION-slurm22.05.8-x86_64.tar.gz": "tests/packages/live_tarball.py",
     "./hami-hpc-node-VERSION-slurm22.05.8-x86_64/install": "tests/packages/live_tarball.py",
+    "make wheel": "tests/unit/test_wheel.py",
     "make install": "tests/unit/test_install.py",
     "make uninstall": "tests/unit/test_uninstall.py",
 }
@@ -126,9 +127,11 @@ NOT_RUN = {
     "systemctl disable --now hami-hpc-reconcile.service hami-hpc-reconcile.timer hami-hpc-agent.service": _SYSTEMD,
     "systemctl enable --now /etc/slurm/hami-hpc-agent.service": _SYSTEMD,
     "systemctl disable --now hami-hpc-metrics.service": _SYSTEMD,
+    "pip install 'build/packages/hami_hpc-VERSION-py3-none-any.whl[accounting]'": "takes what accounting needs from a "
+    "package index; tests/unit/test_wheel.py installs such a file with what is there",
     "export SLURM_INCLUDE_DIR=/usr/include SLURM_LIB_DIR=/usr/lib/x86_64-linux-gnu": _PYSLURM,
     "pip install 'git+https://github.com/PySlurm/pyslurm@v22.5.3'": _PYSLURM,
-    "pip install 'hami-hpc[accounting,pyslurm]'": _PYSLURM,
+    "pip install '.[accounting,pyslurm]'": _PYSLURM,
 }
 
 
