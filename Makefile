@@ -42,7 +42,7 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 .PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-all-points test-unit mutate \
 	test-cluster test-packages test-vm test-matrix check-slurm-releases record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
 	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
-	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
+	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting wheel clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -80,7 +80,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 $(VENV)/bin/clang-format --dry-run --Werror
-	for script in scripts/setup scripts/reachable scripts/slurm-plugindir scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
+	for script in scripts/setup scripts/reachable scripts/slurm-plugindir scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/wheel scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
 		accounting/ingest accounting/month .ci/run scripts/hami_packages/install scripts/hami_packages/maintainer/* \
 		tests/packages/make-base; do sh -n "$$script"; done
 
@@ -331,6 +331,10 @@ dist-controller: packages-tree ## the tarball for controller and login hosts
 
 dist-accounting: packages-tree ## the tarball for the machine that makes bills
 	@$(PACKAGE) tar --role accounting
+
+wheel: setup ## the wheel of the commands, in build/packages, for pip and the site's own index; VERSION=1.2.3
+	@version=$$(PYTHONPATH=scripts $(PYTHON) -c 'import sys; from hami_packages.release import version; print(version(sys.argv[1]))' '$(VERSION)'); \
+	scripts/wheel '$(PACKAGES)' "$$version"
 
 uninstall: ## remove the installed files; with FORCE=1 also while vgpu jobs run or Slurm's files name them
 	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' DATADIR='$(DATADIR)' \

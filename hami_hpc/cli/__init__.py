@@ -159,8 +159,11 @@ COMMANDS = {**NODE_COMMANDS, **ACCOUNTING_COMMANDS}
 # These show what Slurm's controller shows, of the cluster that SLURM_CLUSTERS names, as squeue does. All others act on
 # this cluster's jobs, where another's of the same numbers must not be taken for them.
 OF_ANY_CLUSTER = frozenset({"explain", "pool"})
-INSTALL_NODE = "pip install hami-hpc, or the package hami-hpc"
-INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]', or the package hami-hpc-accounting"
+# WHEEL is a file: no public index has a package of ours (docs/install.md).
+INSTALL_NODE = "the package hami-hpc-common, or pip install WHEEL, the file that make wheel builds"
+INSTALL_ACCOUNTING = (
+    "the package hami-hpc-accounting, or pip install 'WHEEL[accounting]', the file that make wheel builds"
+)
 
 if installed.ACCOUNTING_DIR:
     sys.path.append(installed.ACCOUNTING_DIR)  # after the node's: it replaces none of them

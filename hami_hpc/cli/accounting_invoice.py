@@ -74,7 +74,7 @@ _account_option = click.option(
 @click.option("--draft", is_flag=True, help="Show what stands, and what would be issued; number and keep nothing.")
 @click.option("--correct", is_flag=True, help="Cancel invoices that would be others today, and issue new ones.")
 @output_option("The directory for the HTML files.", file_okay=False)
-@click.option("--pdf", is_flag=True, help="Write PDF files beside the HTML (needs hami-hpc[pdf]).")
+@click.option("--pdf", is_flag=True, help="Write PDF files beside the HTML (needs WeasyPrint).")
 @click.option("--annex", "with_annex", is_flag=True, help="Write the jobs of each invoice beside the HTML, as CSV.")
 @click.option("--ubl", "e_invoice", is_flag=True, help="Write e-invoices beside the HTML (EN 16931, UBL 2.1).")
 @templates_option

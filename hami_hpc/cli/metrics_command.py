@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hami_hpc.metrics.exposition import Exposition
 
 HOST, PORT = "127.0.0.1", 9855
-INSTALL = "pip install 'hami-hpc[metrics]', or python3-prometheus-client from Debian"
+INSTALL = "pip install prometheus-client, or python3-prometheus-client from Debian"
 TOKEN_BYTES = 4096
 
 

@@ -169,8 +169,8 @@ def show_merges(merges: list[Merge], remarks: list[str]) -> None:
         click.echo(f"{number:3}. {merge.what}")
         for line in merge.lines:
             click.echo(f"         {line}")
-    click.echo("Then run this command again, which shows what is still left; restart slurmctld and slurmd; and run")
-    click.echo("hami-hpc doctor on the node.")
+    click.echo("Then run this command again, which shows what is still left; restart slurmd on the nodes, and then")
+    click.echo("slurmctld (where a count of Gres= became smaller, slurmctld first); run hami-hpc doctor on the node.")
 
 
 def write(output: Path, rendered: Rendered, force: bool) -> bool:

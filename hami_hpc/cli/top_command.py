@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PERIOD_S = 1.0
-INSTALL = "pip install 'hami-hpc[top]'"
+INSTALL = "pip install rich, or python3-rich from Debian"
 
 
 def head_of(view: View, node: str, is_live: bool) -> str:

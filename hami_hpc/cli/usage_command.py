@@ -33,7 +33,7 @@ from hami_hpc.slurm import commands
 def usage(job: int, history: bool, form: str, config: Path | None) -> None:
     """What a running vGPU job uses now. Run it on the job's node, as its user or as root.
 
-    Where the node has rates.toml and hami-hpc[accounting], also what it has cost so far, slice by slice.
+    Where the node has rates.toml and the part accounting, also what it has cost so far, slice by slice.
 
     With --history what the agent saw of it in each minute, also of a job with whole GPUs, and of a job that has ended,
     as long as its usage record is on the node.

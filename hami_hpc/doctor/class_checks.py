@@ -13,7 +13,7 @@ from hami_hpc.slurm import commands
 from hami_hpc.slurm.files import ConfFile
 from hami_hpc.slurm.lines import names_node
 
-RENDER = "hami-hpc render -o on each node with GPUs, then restart slurmctld and all slurmd (docs/qos.md, A new class)"
+RENDER = "hami-hpc render -o on each node with GPUs, then restart all slurmd, then slurmctld (docs/qos.md, A new class)"
 
 
 def check_classes(facts: Facts) -> Iterator[Finding]:

@@ -205,18 +205,25 @@ def check_filters(facts: Facts) -> Iterator[Finding]:
 
 def check_qos(facts: Facts) -> Iterator[Finding]:
     """Checks that Slurm enforces QoS, which select classes (docs/adr/017), and that slurmdbd, if there is one, has
-    those of the settings."""
+    those of the settings. A site with neither has one class, which is no fault."""
     enforced = facts.slurm.get("AccountingStorageEnforce", "").lower().split(",")
     good = bool({"qos", "all"} & set(enforced))
     trusts = facts.settings.qos_enforced != "auto"  # then job_submit does not look
     why = "any user picks a class without" if trusts else "every vGPU job is of class std without"
     advice = f"slurm.conf: AccountingStorageEnforce=associations,limits,qos, {RESTART}: {why}"
-    if not (good or trusts or facts.has_slurmdbd):
-        detail = "this cluster has no slurmdbd, so every vGPU job is of class std"
-        yield Finding("AccountingStorageEnforce", Level.WARN, detail, f"for other classes slurmdbd; {advice}")
-        return
-    yield finding("AccountingStorageEnforce", good, ",".join(enforced), advice)
     wanted = {qos: name for name, entry in facts.settings.classes.items() for qos in entry.qos}
+    if not (good or trusts):
+        if not facts.has_slurmdbd:
+            lacking, first = "slurmdbd", "slurmdbd"
+        elif not wanted.keys() & commands.qos_names():
+            lacking, first = "QoS of a class", "hami-hpc qos apply"
+        else:
+            lacking = first = ""
+        if lacking:  # and nobody misses a class
+            detail = f"this cluster has no {lacking}, so every vGPU job is of class std"
+            yield Finding("AccountingStorageEnforce", Level.WARN, detail, f"for other classes {first}; {advice}")
+            return
+    yield finding("AccountingStorageEnforce", good, ",".join(enforced), advice)
     if not wanted:
         return
     known = commands.qos_names()

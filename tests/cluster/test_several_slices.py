@@ -136,7 +136,7 @@ def test_whole_gpus_of_a_model_run_beside_slices(placed: Layout) -> None:
 
 
 def test_each_node_has_its_slices(placed: Layout) -> None:
-    job = started(placed, PAIR, "--nodes=2")
+    job = started(placed, "--gres=vgpu:h200:2:mem=8G,cores=50", "--nodes=2")
     assert shards(placed, job, "node1") == {0: 279, 2: 279}
     assert shards(placed, job, "cpu1") == {0: 279, 1: 279}
     for name in GPUS:

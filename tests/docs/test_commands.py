@@ -17,8 +17,9 @@ from pathlib import Path
 
 import click
 import pytest
-from command_plan import BY, NOT_RUN, runner
+from command_plan import BY, BY_DOCUMENT, NOT_RUN, claim, runner, words_of
 from documents import ROOT, all_commands, blocks, documents, inline_code, without_blocks
+from reached import strings
 
 from hami_hpc.cli import main
 
@@ -41,6 +42,7 @@ OTHERS = {
 }
 FOLDERS = "accounting|benchmarks|docs|examples|gres-conf|hami_hpc|native|prolog|scripts|slurm-plugins|tests"
 FILE = re.compile(rf"(?<![\w/.])(?:{FOLDERS})/[\w./-]*\w")
+OPTIONS = {"-o": ("--output",), "--output": ("-o",)}  # an option's other names
 PLACEHOLDERS = {"DIR": "/", "FILE": "file", "JOB": "4711", "NAME": "name"}
 
 
@@ -115,10 +117,41 @@ def check_exists(command: str) -> None:
 def test_a_command_is_run_by_a_test_or_is_said_not_to_be(document: str, command: str) -> None:
     decided = runner(document, command)
     assert decided, f"add `{command}` of {document} to tests/docs/command_plan.py"
-    if "::" in decided or decided.endswith(".py"):
-        path, _, name = decided.partition("::")
-        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8")
     check_exists(command)
+
+
+def unsaid(command: str, runs: str) -> list[str]:
+    """The words of a command that the test which is said to run it does not have."""
+    path, function, instead = claim(runs)
+    assert function.startswith("test_"), f"name a test of {path} that runs `{command}`"
+    said = strings(ROOT / path, function)
+    assert said, f"{path} has no {function}"
+    words = {part for text in said for word in text.split() for part in (word, word.partition("=")[0])}
+    if instead:
+        return [word for word in instead if not any(word in text for text in said)]
+    of_requests = {word.removeprefix("--gres=") for text in said for word in text.split()}
+    return [word for word in words_of(command) if not {word, *OPTIONS.get(word, ())} & (words | of_requests)]
+
+
+@pytest.mark.parametrize(("command", "runs"), BY.items())
+def test_the_test_that_is_said_to_run_a_command_has_its_words(command: str, runs: str) -> None:
+    assert unsaid(command, runs) == []
+
+
+@pytest.mark.parametrize("runs", [runs for _, runs in BY_DOCUMENT.values()])
+def test_the_test_that_is_said_to_run_a_documents_commands_is_there(runs: str) -> None:
+    path, function, _ = claim(runs)
+    assert strings(ROOT / path, function)
+
+
+def test_a_claim_that_is_not_so_is_noticed() -> None:
+    site = BY["hami-hpc render -o /etc/slurm"]
+    assert unsaid("hami-hpc render --diff -o /etc/slurm", site) == ["--diff"]
+    assert unsaid("sbatch --gres=vgpu:mem=7G,cores=50 train.sh", BY["hami-hpc jobs"]) == ["vgpu:mem=7G,cores=50"]
+    with pytest.raises(AssertionError, match="name a test"):
+        unsaid("hami-hpc jobs", "tests/cluster/test_site.py")
+    with pytest.raises(AssertionError, match="has no"):
+        unsaid("hami-hpc jobs", "tests/cluster/test_site.py::test_nothing")
 
 
 def test_the_plan_names_no_command_that_is_in_no_document() -> None:

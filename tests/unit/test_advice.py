@@ -148,6 +148,17 @@ def test_the_command_prints_the_ways_with_reasons_and_sources(config: Path) -> N
     assert "not: mps, does not fit" in lines
 
 
+def test_the_documented_command_advises_what_the_page_says(config: Path) -> None:
+    words = ("--mem", "8G", "--cores", "25", "--count", "12", "--trust", "none", "--gpu", "h200")
+    result = run(config, *words)
+    assert (result.exit_code, result.output.partition(",")[0]) == (0, "ADVISED: mig")
+    text = config.read_text()
+    config.write_text(
+        text.replace('modes = ["share", "mig"]', 'modes = ["share"]').partition("[gpu_models.h200.mig")[0]
+    )
+    assert run(config, *words).output.startswith("ADVISED: whole")
+
+
 def test_the_output_for_machines(config: Path) -> None:
     words = ("--mem", "5%", "--cores", "10", "--gpu", "h200", "--trust", "none", "--format", "json")
     found: list[dict[str, Any]] = json.loads(run(config, *words).output)

@@ -274,6 +274,13 @@ def test_without_checked_qos_doctor_says_who_gets_which_class(healthy: Healthy) 
     healthy.slurm["AccountingStorageEnforce"] = "none"
     found = healthy.findings()["AccountingStorageEnforce"]
     assert (found.level, "every vGPU job is of class std without" in found.advice) == (Level.FAIL, True)
+    known, healthy.qos = healthy.qos, frozenset({"normal"})
+    findings = healthy.findings()
+    assert findings["AccountingStorageEnforce"].level is Level.WARN
+    assert findings["AccountingStorageEnforce"].detail.startswith("this cluster has no QoS of a class")
+    assert "for other classes hami-hpc qos apply" in findings["AccountingStorageEnforce"].advice
+    assert "QoS" not in findings, "nobody misses them"
+    healthy.qos = known
     healthy.slurm["AccountingStorageType"] = "accounting_storage/none"
     findings = healthy.findings()
     assert findings["AccountingStorageEnforce"].level is Level.WARN

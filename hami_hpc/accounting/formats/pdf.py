@@ -27,7 +27,7 @@ def _weasyprint() -> ModuleType:
     try:
         return import_module("weasyprint")
     except ImportError as error:
-        raise AccountingError(f"--pdf needs WeasyPrint ({error}): pip install 'hami-hpc[pdf]'") from error
+        raise AccountingError(f"--pdf needs WeasyPrint ({error}): pip install weasyprint") from error
     except OSError as error:
         library = str(error).partition(":")[0]
         raise AccountingError(
