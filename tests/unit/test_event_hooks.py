@@ -115,6 +115,17 @@ def test_what_another_than_root_could_write_is_not_run_and_said_once(folder: Pat
     assert (kind, text.startswith("hook mine is not run: ")) == ("hook_refused", True), text
 
 
+def test_a_hook_is_refused_anew_after_it_ran(folder: Path) -> None:
+    reports: Reports = []
+    path = make_hook(folder, "mine", f"echo x >>{folder}/ran")
+    tried = hook(folder, "mine", reports)
+    for mode in (0o757, 0o755, 0o757, 0o757):
+        path.chmod(mode)
+        tried.take(line_of("x"))
+    assert (folder / "ran").read_text() == "x\n"
+    assert [kind for kind, _, _ in reports] == ["hook_refused", "hook_refused"]
+
+
 def test_a_hook_that_takes_too_long_is_killed_with_its_group(folder: Path) -> None:
     reports: Reports = []
     make_hook(folder, "slow", f"sleep 1000 & echo $! >{folder}/child; echo $$ >{folder}/self; wait")

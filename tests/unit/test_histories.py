@@ -100,6 +100,17 @@ def test_the_time_of_several_gpus_is_that_of_all_of_them(node: Node) -> None:
     assert found == (run.head._replace(gpu_count=2, mem_mib=2000), (Minute(0, 1500, 75),))
 
 
+def test_the_next_agent_goes_on_in_the_minute_of_several_gpus(node: Node) -> None:
+    gpu_jobs.place(node.settings.run_dir, GpuJob(9, UID, (0, 1), 10**18))
+    run = Run(node, 9)
+    run.job = run.job._replace(gpu_uuid="GPU-1,GPU-2", mem_bytes=2000 * MIB)
+    run.look(40, 500, 60, gpus=2)
+    run.histories = Histories(node.settings.run_dir)
+    run.look(19, 100, 60, gpus=2)
+    (minute,) = run.minutes()
+    assert 55 <= minute.percent <= 65
+
+
 def test_a_killed_agent_loses_seconds_and_the_next_one_goes_on_in_the_minute(run: Run) -> None:
     run.look(40, 500, 60)
     run.histories = Histories(run.node.settings.run_dir)
