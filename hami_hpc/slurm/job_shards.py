@@ -11,31 +11,42 @@ from hami_hpc.errors import NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 ANSWER_S = 5.0  # for one answer; a prolog waits for it
 BOUND_S = 15.0  # for all of them
 PAUSE_S = 0.5
+UNKNOWN_JOB = "Invalid job id"
 
 
-def read(scontrol: str, env: Mapping[str, str], job_id: int, node: str) -> dict[int, int]:
+def read(
+    scontrol: str, env: Mapping[str, str], job_id: int, node: str, silent_s: Callable[[], float] | None = None
+) -> dict[int, int]:
     """Returns GPU index on `node` -> shards of the job, as slurmctld shows them. Asks again until BOUND_S have passed.
 
-    `env` is the environment of Slurm's commands. Raises NodeError with the reason when slurmctld does not say.
+    `env` is the environment of Slurm's commands. `silent_s`, if given, returns for how many seconds to ask while no
+    slurmctld answers at all; once one has answered, it has BOUND_S. Raises NodeError with the reason when slurmctld
+    does not say.
     """
-    name, is_named, end = str(job_id), False, time.monotonic() + BOUND_S
+    began = time.monotonic()
+    name, is_named, has_answered, end = str(job_id), False, silent_s is None, began + BOUND_S
     while True:
         try:
             text = _answer(end, env, scontrol, "--all", "--local", "--details", "show", "job", name)
             return shards_of_node(text, node, job_id)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             problem = _reason(error)
+            if not has_answered and (isinstance(error, ValueError) or UNKNOWN_JOB in problem):
+                has_answered, end = True, time.monotonic() + BOUND_S
             if isinstance(error, ValueError) and not is_named:  # an array's id is also that of one of its tasks
                 is_named, name = True, _name(end, env, scontrol, job_id)
                 if name != str(job_id):
                     continue
         if time.monotonic() + PAUSE_S >= end:
-            raise NodeError(problem)
+            if has_answered or silent_s is None:
+                raise NodeError(problem)
+            end, silent_s = began + silent_s(), None
+            continue
         time.sleep(PAUSE_S)
 
 

@@ -2,7 +2,8 @@
 """Asks slurmctld which GPUs a job with several slices has on this node. Imported only for such jobs.
 
 Slurm tells the prolog of such a job one of its GPUs (docs/adr/055). A job whose slices are not equal, or of which
-slurmctld does not say where they are, does not run: it goes back to the queue, and the node stays in service.
+slurmctld does not say where they are, does not run: it goes back to the queue, and the node stays in service. Where no
+slurmctld answers, the prolog waits for as long as a second one may take to take over: nobody could requeue the job.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AGAIN = "A batch job is requeued if it may be; submit any other again"
+SILENT_S = 200.0  # SlurmctldTimeout is 120 s by default, and Slurm's own commands wait half as long again
+SPARE_S = 30.0  # of the time that Slurm gives a prolog, for what follows
+LIMITS = ("PrologEpilogTimeout", "PrologTimeout")  # the second one in later releases
 
 
 class UnequalError(JobError):
@@ -45,7 +49,21 @@ def _shards(job_id: int, environment: Mapping[str, str]) -> dict[int, int]:
         what = "scontrol was not found" if scontrol is None else "SLURMD_NODENAME is not set"
         raise UnequalError(f"job {job_id}: {what}, so it is not known which GPUs its slices are on. {AGAIN}")
     try:
-        return job_shards.read(scontrol, placeholders.environment(environment), job_id, node)
+        env = placeholders.environment(environment)
+        return job_shards.read(scontrol, env, job_id, node, lambda: _silent_s(env))
     except NodeError as error:
         problem = f"slurmctld does not say which GPUs its slices are on: {error}"
         raise UnequalError(f"job {job_id}: {problem}. {AGAIN}") from error
+
+
+def _silent_s(environment: Mapping[str, str]) -> float:
+    """Returns for how long to ask while no slurmctld answers: SILENT_S, or less where Slurm would end this prolog and
+    drain the node. 0 where slurm.conf cannot be read."""
+    from hami_hpc.slurm.files import ConfFile, find_slurm_conf  # needed only where slurmctld is silent
+
+    try:
+        lines = ConfFile(find_slurm_conf(environment)).lines
+    except NodeError:
+        return 0.0
+    limits = [line.get(key) for line in lines for key in LIMITS]
+    return min([SILENT_S, *(int(limit) - SPARE_S for limit in limits if limit.isdigit() and int(limit))])

@@ -52,7 +52,7 @@ static bool gres_plugins_loaded(void)
 
 static void refuse_verdict(enum step_verdict verdict)
 {
-	if (verdict == STEP_NO_RECORD && requeue_skipped_prolog(&step))
+	if (verdict == STEP_NO_RECORD && requeue_instead(&step))
 		return;
 	refusal_write(verdict, step.options.run_dir, step.job_id, step.refusal, sizeof(step.refusal));
 }

@@ -16,7 +16,7 @@ from hami_hpc.errors import JobError
 from hami_hpc.node import drain, job_dirs, usage_files
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.slurm import job_shards
-from hami_hpc.stages import send_back, suspend, swap
+from hami_hpc.stages import send_back, several_gpus, suspend, swap
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.reconcile import reconcile
 
@@ -32,6 +32,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(drain, "find_scontrol", lambda: str(made.folder / "scontrol"))
     monkeypatch.setattr(job_shards, "BOUND_S", 1.0)
     monkeypatch.setattr(job_shards, "PAUSE_S", 0.05)
+    monkeypatch.setattr(several_gpus, "SILENT_S", 0.0)  # test_silent_controllers.py
     return made
 
 

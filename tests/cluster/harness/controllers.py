@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import cluster, config, daemons, services
+from . import cluster, config, daemons, jobs, services
 from .layout import Layout
 
 FIRST, SECOND = "slurmctld", "slurmctld-2"
@@ -30,7 +30,7 @@ exec "$@"
 
 
 @contextmanager
-def two_controllers(layout: Layout) -> Iterator[Layout]:
+def two_controllers(layout: Layout, timeout_s: int = TIMEOUT_S) -> Iterator[Layout]:
     """Runs the cluster with two controllers, and afterwards as it was."""
     pid_dir, hosts = layout.root / "controller", layout.root / "hosts"
     pid_dir.mkdir(exist_ok=True)
@@ -40,7 +40,7 @@ def two_controllers(layout: Layout) -> Iterator[Layout]:
     text, changes = re.subn(r"^SlurmctldHost=.*\n", lines, text, flags=re.MULTILINE)
     assert changes == 1
     text = re.sub(r"^SlurmctldPidFile=.*$", f"SlurmctldPidFile={pid_dir}/pid", text, flags=re.MULTILINE)
-    text += f"SlurmctldTimeout={TIMEOUT_S}\nCommunicationParameters=NoCtldInAddrAny\n"
+    text += f"SlurmctldTimeout={timeout_s}\nCommunicationParameters=NoCtldInAddrAny\n"
     others = ("slurmctld", *layout.slurmds)
     for name in reversed(others):
         daemons.stop(layout, name)
@@ -65,6 +65,12 @@ def start(layout: Layout, name: str) -> None:
     usual = services.describe(layout, "slurmctld")
     daemon = dataclasses.replace(usual, name=name, command=command, answers=lambda: is_up(layout, name))
     daemons.start(layout, daemon)
+
+
+def wait_for_takeover(layout: Layout) -> None:
+    """Waits until the second one answers requests, whatever the first one was asked before."""
+    answers = ("timeout", "2", "squeue", "-h")
+    jobs.wait(layout, lambda: jobs.run_as(layout, "root", answers).status == 0, "the second controller", 60)
 
 
 def is_up(layout: Layout, name: str) -> bool:
