@@ -25,8 +25,6 @@ def change_node_line(layout: Layout, change: Callable[[str], str]) -> str:
     file = layout.etc / "slurm-hami-hpc.conf"
     (line,) = re.findall(rf"(?m)^NodeName={config.NODE} .*\n", file.read_text())
     config.write(file, file.read_text().replace(line, change(line)))
-    for recovered in (layout.root / "slurmctld").glob("node_state*"):
-        recovered.unlink()
     return str(line)
 
 
@@ -56,8 +54,9 @@ def has_its_slice(layout: Layout, job: int) -> None:
 def test_a_job_brings_up_a_node_of_the_cloud(restored: Layout) -> None:
     change_node_line(restored, lambda line: f"{line.rstrip()} State=CLOUD\n")
     suspended, resumed = programs(restored)
+    jobs.admin(restored, "scontrol", "update", f"nodename={config.NODE}", "state=power_down")
+    jobs.wait(restored, suspended.exists, "SuspendProgram", 60)
     jobs.wait(restored, lambda: state(restored) == "idle~", "the node to be powered down", 60)
-    assert not suspended.exists()
     is_shown = f"NodeName={config.NODE} " in jobs.admin(restored, "scontrol", "show", "nodes")
     assert ("nodes of the cloud" in jobs.admin(restored, "hami-hpc", "pool")) is not is_shown
     waiting = jobs.submit(restored, "news", "--hold", REQUEST, script="slice")
@@ -80,6 +79,8 @@ def test_a_node_of_the_future_has_slices_from_when_it_registers(restored: Layout
         return f"NodeName={config.NODE} {hardware} {rest} State=FUTURE\n"
 
     change_node_line(restored, of_the_future)
+    for recovered in (restored.root / "slurmctld").glob("node_state*"):  # where it is a node that is there
+        recovered.unlink()
     text = restored.slurm_conf.read_text()
     config.write(restored.slurm_conf, f"{text}SlurmdPort={restored.ports['slurmd']}\nTreeWidth=65533\n")
     daemons.start(restored, services.describe(restored, "slurmctld"))
