@@ -126,13 +126,19 @@ def test_exclusive_towards_other_users_is_no_whole_node(cluster: Layout) -> None
     [
         (("--exclusive",), "vgpu and --exclusive"),
         (("--partition=whole",), "partition whole gives each job whole nodes"),
-        (("--partition=gpu,whole",), "partition whole gives each job whole nodes"),
     ],
 )
 def test_a_vgpu_is_refused_where_jobs_get_whole_nodes(cluster: Layout, options: tuple[str, ...], words: str) -> None:
     done = jobs.run_as(cluster, USER, ("sbatch", "--gres=vgpu:mem=8G", *options), stdin="#!/bin/sh\ntrue\n")
     assert done.status != 0
     assert words in done.err
+
+
+def test_of_several_partitions_a_vgpu_job_leaves_out_those_of_whole_nodes(cluster: Layout) -> None:
+    job = jobs.submit(cluster, USER, "--partition=gpu,whole", "--gres=vgpu:mem=8G", script="slice")
+    assert jobs.job_facts(cluster, job)["Partition"] == "gpu"
+    jobs.wait_for_state(cluster, job, "COMPLETED")
+    assert total_mib(jobs.output(cluster, USER, job)) == [8192]
 
 
 def test_a_pending_vgpu_job_is_not_moved_to_where_jobs_get_whole_nodes(cluster: Layout) -> None:

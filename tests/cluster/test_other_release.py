@@ -26,6 +26,11 @@ def make_of_next_year(layout: Layout, name: str) -> None:
     config.write(path, data.replace(own, other))
 
 
+def has_registered(layout: Layout) -> bool:
+    """Returns whether slurmctld has heard of the node's slurmd since it started; before, it gives jobs no shards."""
+    return "SlurmdStartTime=None" not in jobs.admin(layout, "scontrol", "show", "node", config.NODE)
+
+
 def doctors_word(layout: Layout, plugin: str) -> str:
     text = jobs.admin(layout, "hami-hpc", "doctor", "--node", config.NODE, allowed=(0, 1, 3))
     found = re.search(rf"^(\w+ +{plugin}.so: .*\n(?: +-> .*\n)?)", text, re.M)
@@ -40,6 +45,7 @@ def test_no_slice_starts_by_gres_plugins_of_another_release_and_other_jobs_run(r
         if restarted != "nothing":
             daemons.stop(restored, restarted)
             daemons.start(restored, services.describe(restored, restarted))
+            jobs.wait(restored, lambda: has_registered(restored), "the node to register", 60)
         job = jobs.submit(restored, USER, "--gres=vgpu:mem=8G,cores=20", script="echo it ran")
         plain = jobs.submit(restored, USER, script="srun echo plain")
         jobs.wait_for_state(restored, job, "FAILED")

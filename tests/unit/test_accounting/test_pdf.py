@@ -171,7 +171,7 @@ def test_a_table_over_several_pages_repeats_its_heading(made: tuple[invoice_file
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (ModuleNotFoundError("No module named 'weasyprint'"), r"pip install 'hami-hpc\[pdf\]'"),
+        (ModuleNotFoundError("No module named 'weasyprint'"), "pip install weasyprint"),
         (OSError("cannot load library 'libpango-1.0-0': no such file"), "apt-get install libpango-1.0-0"),
     ],
 )
