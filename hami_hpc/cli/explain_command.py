@@ -183,8 +183,8 @@ def _absent_lines(job: Job) -> list[str]:
     powered_down, future = _absent(job)
     lines = []
     if powered_down:
-        why = "powered down in the cloud, where Slurm does not show what they have (PrivateData=cloud: it does)"
-        lines.append(f"{powered_down}: {why}; this job may wake them")
+        unseen = "Without PrivateData=cloud Slurm does not show what they have"
+        lines.append(f"{powered_down}: powered down in the cloud; this job may wake them. {unseen}")
     if future:
         lines.append(f"{future}: not there yet (State=FUTURE); jobs wait until they register")
     return lines

@@ -237,9 +237,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		if site then
 			-- The client does not know the default partition, so without --partition all partitions must allow it.
 			if #wanted > 0 then
-				wanted = units.narrowed(request, site, wanted, function()
-					return false -- which ones give whole nodes only slurmctld knows
-				end)
+				wanted = units.narrowed(request, site, wanted)
 				succeeded, result = pcall(units.resolve, request, site, wanted, nil, any_number(site.slices_max))
 			else
 				succeeded, result = pcall(resolve_anywhere, request, site)

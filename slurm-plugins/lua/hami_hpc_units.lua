@@ -232,12 +232,12 @@ return function(contract, errors, grammar, mig, places, models)
 	end
 
 	-- Returns those of several partitions that have what the request asks for, since Slurm starts a job where it can, and
-	-- users name partitions of all kinds, as does Slurm's plugin all_partitions; all where none has it. `gives_whole_nodes`:
-	-- returns whether a partition has no vgpu by slurm.conf.
-	function M.narrowed(request, site, partitions, gives_whole_nodes)
+	-- users name partitions of all kinds, as does Slurm's plugin all_partitions; all where none has it. `is_exclusive` (nil in
+	-- the client, which does not know): returns whether each job in a partition holds whole nodes.
+	function M.narrowed(request, site, partitions, is_exclusive)
 		local names = {}
 		for _, name in ipairs(#partitions > 1 and partitions or {}) do
-			if not gives_whole_nodes(name) and pcall(M.resolve, request, site, { name }) then
+			if not (is_exclusive and is_exclusive(name)) and pcall(M.resolve, request, site, { name }) then
 				names[#names + 1] = name
 			end
 		end

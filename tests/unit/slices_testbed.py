@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from node_testbed import Node, pair_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
-from hami_hpc.stages import common
+from hami_hpc.node import drain
+from hami_hpc.slurm import job_shards
+from hami_hpc.stages import common, several_gpus
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
 
@@ -18,6 +21,16 @@ SHOWN = (
     "     Nodes=n1 CPU_IDs=0 Mem=0 GRES={gres}\n"
 )
 BOTH = "shard:a:32(IDX:0),shard:b:32(IDX:1)"
+
+
+def replace_controller(monkeypatch: pytest.MonkeyPatch, folder: Path, bound_s: float, silent_s: float) -> Controller:
+    """Has stages ask a Controller in `folder`: for `bound_s` one that answers, and for `silent_s` one that does not."""
+    made = Controller(folder)
+    monkeypatch.setattr(drain, "find_scontrol", lambda: str(made.folder / "scontrol"))
+    monkeypatch.setattr(job_shards, "BOUND_S", bound_s)
+    monkeypatch.setattr(job_shards, "PAUSE_S", 0.05)
+    monkeypatch.setattr(several_gpus, "SILENT_S", silent_s)
+    return made
 
 
 class Controller:

@@ -11,7 +11,10 @@ import pytest
 from lua_process import INTERPRETERS, MODULES, require
 
 FOLDER = Path(__file__).with_name("lua")
-SUBJECTS = ("submit", "policy", "mig", "slo", "modify", "client", "site", "long", "classes", "places", "types", "fixed")
+SUBJECTS = (
+    *("submit", "partitions", "policy", "mig", "slo", "modify", "client"),
+    *("site", "long", "classes", "places", "types", "fixed"),
+)
 FILES = tuple(f"filters_{subject}.lua" for subject in SUBJECTS)
 
 

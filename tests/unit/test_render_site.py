@@ -175,17 +175,6 @@ def test_filters_of_the_sites_own_get_the_lines_to_add(node: Node, site: Path) -
     assert not any("lua" in line and "Plugins" not in line for line in merged(render(node).output))
 
 
-def test_without_slurmdbd_slurmctld_is_not_told_what_to_store(node: Node) -> None:
-    etc = node.root / "etc"
-    etc.mkdir()
-    fragment = etc / "slurm-hami-hpc.conf"
-    for kind, is_told in (("", False), (SLURMDBD.replace("slurmdbd", "none"), False), (SLURMDBD, True)):
-        (etc / "slurm.conf").write_text(f"ClusterName=small\n{kind}")
-        said = " ".join(render(node, "--force").output.split())
-        assert ("AccountingStorageTRES=" in fragment.read_text()) is is_told
-        assert ("has no AccountingStorageType=accounting_storage/slurmdbd" in said) is not is_told
-
-
 def test_after_merging_nothing_is_left(node: Node, site: Path) -> None:
     for _ in range(2):  # what the first run prints is what the second wants
         lines = merged(render(node).output)

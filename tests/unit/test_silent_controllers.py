@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from node_testbed import Node
-from slices_testbed import Controller, prolog, refusal, rows
+from slices_testbed import Controller, prolog, refusal, replace_controller, rows
 
-from hami_hpc.node import drain
 from hami_hpc.slurm import job_shards
 from hami_hpc.stages import send_back, several_gpus
 
@@ -25,13 +24,8 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    made = Controller(tmp_path / "slurm")
-    monkeypatch.setattr(drain, "find_scontrol", lambda: str(made.folder / "scontrol"))
-    monkeypatch.setattr(job_shards, "BOUND_S", BOUND_S)
-    monkeypatch.setattr(job_shards, "PAUSE_S", 0.05)
-    monkeypatch.setattr(several_gpus, "SILENT_S", SILENT_S)
     monkeypatch.setattr(send_back, "requeue", lambda *_: True)
-    return made
+    return replace_controller(monkeypatch, tmp_path / "slurm", BOUND_S, SILENT_S)
 
 
 def slurm_conf(tmp_path: Path, text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from node_testbed import GPU_MIB, UUIDS, Node, job_environment, names_in
-from slices_testbed import BOTH, SHOWN, Controller, epilog, prolog, refusal, rows
+from slices_testbed import BOTH, SHOWN, Controller, epilog, prolog, refusal, replace_controller, rows
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE
@@ -16,7 +16,7 @@ from hami_hpc.errors import JobError
 from hami_hpc.node import drain, job_dirs, usage_files
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.slurm import job_shards
-from hami_hpc.stages import send_back, several_gpus, suspend, swap
+from hami_hpc.stages import send_back, suspend, swap
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.reconcile import reconcile
 
@@ -28,12 +28,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    made = Controller(tmp_path / "slurm")
-    monkeypatch.setattr(drain, "find_scontrol", lambda: str(made.folder / "scontrol"))
-    monkeypatch.setattr(job_shards, "BOUND_S", 1.0)
-    monkeypatch.setattr(job_shards, "PAUSE_S", 0.05)
-    monkeypatch.setattr(several_gpus, "SILENT_S", 0.0)  # test_silent_controllers.py
-    return made
+    return replace_controller(monkeypatch, tmp_path / "slurm", 1.0, 0.0)  # silent ones: test_silent_controllers.py
 
 
 def test_each_slice_has_a_row_a_record_and_a_usage_file(node: Node, controller: Controller) -> None:
