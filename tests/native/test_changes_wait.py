@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conformance import BUILD, REAL_GPU, Slice, make_slice
 from test_compute import SPIN, machine, measured
+from test_resized import change
 
 from hami_hpc.contract import constants as c
 
@@ -113,3 +114,27 @@ def test_a_job_of_several_processes_keeps_to_its_turn(tmp_path: Path, machine: t
         return (one + two) / other
 
     measured(jobs, lambda ratio: 0.7 < ratio < 1.4)
+
+
+def test_who_is_beside_changes_while_turns_change(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """The latency-critical job, whose requests are waited for at each change, goes: all time is everybody's again."""
+
+    def after_it_has_gone() -> int:
+        place = made(tmp_path, machine, **BE, turn_begin_permille=0)
+        urgent = made(tmp_path, machine, latency=1, floor_percent=5)
+        service = subprocess.Popen(
+            [SERVE, "700", "3000", "3000", "wait"],
+            env=urgent.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        busy = Busy(place, 4000)
+        time.sleep(1.5)
+        change(place, latency_others=0, turn_length_permille=0)
+        time.sleep(0.5)
+        told = time.monotonic_ns()
+        busy.share()
+        service.wait()
+        return sum(at > told for at in busy.changes)
+
+    measured(after_it_has_gone, lambda changes: changes <= 2)

@@ -187,10 +187,22 @@ static uint32_t others_timeslice_us(const struct keeper *k)
 	return k->processes > 1 && k->longest_us < us && !k->terms.of_server ? k->longest_us : us;
 }
 
-/* Counts what was used, takes it from the budgets, and learns until when they say the same. */
+static void read_terms(struct keeper *k)
+{
+	k->terms = hami_terms_read(k->region->job, k->region->step);
+	struct hami_part part = {0};
+	if ((k->terms.latency_others || k->terms.of_server) && hami_region_processes(k->region) > 1)
+		part = hami_region_part(k->region, hami_clock_shared() - BUSY_NS);
+	k->part = k->terms.of_server ? (struct hami_part){0} : part;
+	k->busy_clients = k->terms.of_server ? part.count : 0;
+	set_timeslice(k);
+}
+
+/* Counts what was used by the terms as they are now, takes it from the budgets, and learns until when they say the same. */
 static void count(struct keeper *k, int64_t steady)
 {
 	int64_t shared = hami_clock_shared(), wait;
+	read_terms(k);
 	struct hami_terms of_job = k->terms; /* the job's share, by the step's policy */
 	of_job.cores_percent = hami_terms_read(k->region->job, k->region->job).cores_percent;
 	const uint32_t others_us = others_timeslice_us(k);
@@ -232,17 +244,6 @@ static void count(struct keeper *k, int64_t steady)
 			: gap < SAMPLE_NS_LEAST ? SAMPLE_NS_LEAST
 			: gap > SAMPLE_NS_MOST  ? SAMPLE_NS_MOST
 						: gap;
-}
-
-static void read_terms(struct keeper *k)
-{
-	k->terms = hami_terms_read(k->region->job, k->region->step);
-	struct hami_part part = {0};
-	if ((k->terms.latency_others || k->terms.of_server) && hami_region_processes(k->region) > 1)
-		part = hami_region_part(k->region, hami_clock_shared() - BUSY_NS);
-	k->part = k->terms.of_server ? (struct hami_part){0} : part;
-	k->busy_clients = k->terms.of_server ? part.count : 0;
-	set_timeslice(k);
 }
 
 /*
@@ -335,10 +336,8 @@ static int64_t look(struct keeper *k)
 	int64_t steady = hami_clock_steady(), until, part, in_step;
 	if (k->opening.open && steady >= k->sampled)
 		sample(k, steady);
-	if (steady >= k->change || steady - k->counted >= count_gap(k) || hami_clock_shared() >= k->step) {
-		read_terms(k);
+	if (steady >= k->change || steady - k->counted >= count_gap(k) || hami_clock_shared() >= k->step)
 		count(k, steady);
-	}
 	int64_t shared = hami_clock_shared();
 	bool turn = hami_terms_turn(&k->terms, hami_slice_yields(&k->slice), shared, &until);
 	turn = hami_part_open(&k->terms, &k->part, shared, &part) && turn;
