@@ -72,10 +72,11 @@ class Tenant:
     shut_ns: list[int] = field(default_factory=list)  # lengths of pauses
 
     slice: fitting.Slice = field(default_factory=fitting.Slice)
+    greed: fitting.Greed = field(default_factory=fitting.Greed)
 
     @property
     def slice_ns(self) -> int:
-        terms = replace(self.terms, greedy=self.slice.greedy)
+        terms = replace(self.terms, greedy=self.greed.greedy)
         longest = terms.timeslice_us(self.processes)
         us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
@@ -157,7 +158,8 @@ class Keeper:
             share, count = self.tenant.terms.latency_share(), len(self.fit_samples)
             others = sum(left - came for who, came, left in self.stays[self.stays_told :] if who not in self.of_job)
             self.stays_told = len(self.stays)
-            self.tenant.slice.step_latency(now - self.fitted, self.fit_used, share, count, working, others)
+            cores = self.tenant.terms.cores_percent
+            self.tenant.greed.step(now - self.fitted, self.fit_used, share, cores, count, working, others)
             self.fitted, self.fit_used, self.fit_samples = now, 0, []
         elif self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
             self._fit(now)
@@ -255,7 +257,9 @@ class Keeper:
         due = now >= self.tenant.slice.next_ns(self.fitted)
         if now >= self.change or now - self.counted >= self._count_gap() or due:
             self._count(now)
-        turn, until = self.tenant.terms.turn(now, self.tenant.slice.yields)
+        tenant = self.tenant
+        yields = tenant.greed.yields if tenant.terms.latency else tenant.slice.yields
+        turn, until = tenant.terms.turn(now, yields)
         opened, self.open = self.open, not self.shut and turn
         if opened and not self.open:
             self.closed = now

@@ -67,9 +67,29 @@ def lc_equal(study: Study) -> None:
                 row.append(f"{p50:.0f} / {p99:.0f}" + f", {shares[1]:.0f} %" * (slice_us is None))
                 most = (50 * terms.cores_percent + (1 + count) * SWITCH_US_MOST) * 1.1
                 study.claim(load is often or slice_us or p99 <= most, f"beside an equal one, {name}: {p99:.0f} us")
+        for count in (0, 1):
+            within, *others = as_any_other(light, load, count)
+            shares = study.run(within, *others)
+            p50, p99 = quantiles_us(within)
+            row.append(f"{p50:.0f} / {p99:.0f}" + "".join(f", {share:.0f} %" for share in shares[1:]))
+            study.claim(p99 <= 1.1 * SWITCH_US_MOST, f"beside one treated as any other, {name}: {p99:.0f} us")
         rows.append(tuple(row))
-    cells = ("20 ms each", "20 ms each, one BE", "by its share, and what it has", "by its share, one BE")
+    cells = (
+        *("20 ms each", "20 ms each, one BE", "by its share, and what it has", "by its share, one BE"),
+        *("as any other, and what it has", "as any other, one BE, and what both have"),
+    )
     study.table("lc-equal", ("the other one", *cells), rows)
+
+
+def as_any_other(light: Load, load: Load, count: int) -> list[Tenant]:
+    """Returns a latency-critical tenant, one that wants more than its 20 cores and is treated as any other, and `count`
+    best-effort ones of 40 cores, of which there may be one."""
+    length = 333 if count else 0
+    return [
+        Tenant(a.Terms(20, latency=True, floor_percent=5), light),
+        Tenant(a.Terms(20, latency_others=1, turn_length=length), load),
+        *[Tenant(a.Terms(40, latency_others=1, turn_begin=333, turn_length=667), BUSY)] * count,
+    ]
 
 
 def caught_up(tenant: Tenant) -> bool:

@@ -21,6 +21,7 @@ from functools import partial
 from hami_hpc.agent import (
     event_feed,
     hooks,
+    latency_beyond,
     left_jobs,
     mode_returns,
     resumed_jobs,
@@ -41,7 +42,7 @@ from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.agent.watcher import Watcher
 from hami_hpc.core.agent_state import AgentState, Event
 from hami_hpc.core.job_sums import JobSums
-from hami_hpc.errors import NodeError
+from hami_hpc.errors import HamiError, NodeError
 from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs, mig_static, sluids, turn_notes
 from hami_hpc.node.agent_settings import AgentSettings, read_agent
 from hami_hpc.node.config import Settings
@@ -205,6 +206,8 @@ def run(settings: Settings, node: str) -> None:
             beside.append(turns_taken.make(watcher.turns, report))
         else:
             turn_notes.end(settings.run_dir)
+        beyond = latency_beyond.LatencyBeyond(settings)
+        beside.append(latency_beyond.make(beyond, report))
         for repeated in beside:
             repeated.start()
         gc.freeze()  # what was imported stays: no collection goes through it again
@@ -213,6 +216,12 @@ def run(settings: Settings, node: str) -> None:
         _look_until(end, wake, watcher, settings, own)
         for repeated in beside:
             repeated.end()
+        try:
+            problem = beyond.end()
+        except (HamiError, OSError) as error:
+            problem = str(error)
+        if problem:
+            report(f"latency-critical jobs stay as they are treated: {problem}")
         watcher.event("ended", "the agent was told to end")
         stop_feeds(feeds)
 

@@ -27,13 +27,14 @@ T = TypeVar("T")
 # Two changes within a tick of the kernel's clock have the same ctime: what was read so soon is read again.
 SETTLED_NS = 50_000_000
 _ORDER_AT, _ORDER_SIZE, _ = c.LIMITS_FIELDS["swap"]
+_BEYOND_AT, _BEYOND_SIZE, _ = c.LIMITS_FIELDS["latency_beyond"]
 
 
 @dataclass
 class _Job:
     """A job's directory: the grants of its slices, or the note of a job with whole GPUs, and the files of them that are
     kept open, by name. `settled`: nothing can have changed since without another key, but the orders of slices that are
-    `movable`, which root writes into their limits records in place."""
+    `movable`, and what latency-critical ones want, which root writes into their limits records in place."""
 
     key: Key
     settled: bool
@@ -64,15 +65,21 @@ def order(file: KeptFile) -> int:
     return int.from_bytes(file.read(_ORDER_SIZE, _ORDER_AT), "little")
 
 
+def is_beyond(file: KeptFile) -> bool:
+    """Returns whether an open limits record says that its job is treated as no latency-critical one, as it wants more
+    than its cores. Raises OSError."""
+    return int.from_bytes(file.read(_BEYOND_SIZE, _BEYOND_AT), "little") == 1
+
+
 def _head(file: KeptFile) -> bytes:
     return file.read(c.USAGE_SIZE)
 
 
-def _parsed(grant: Grant, head: bytes, where: int) -> Slice:
+def _parsed(grant: Grant, head: bytes, where: int, beyond: bool) -> Slice:
     counts = parse_usage_head(head)
     if counts is None:
-        return Slice(grant, None, 0, 0, order=where)
-    return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head), where)
+        return Slice(grant, None, 0, 0, order=where, beyond=beyond)
+    return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head), where, beyond)
 
 
 @dataclass
@@ -90,12 +97,28 @@ class Slices:
     def look(self) -> tuple[tuple[Slice, ...], frozenset[int]]:
         """Returns the slices by job id and number, and the jobs that hold the whole node. Raises NodeError when the run
         directory cannot be listed."""
-        entries = self._entries()
-        if entries != self._listed or not all(job.settled for job in self._jobs.values()):
-            self._list(entries)
+        self._refresh()
         slices = [self._slice(job, grant) for grant, job in self._grants]
         whole = [int(name) for name, job in self._jobs.items() if not job.grants and self._is_whole(name)]
         return tuple(slices), frozenset(whole)
+
+    def grants(self) -> tuple[Grant, ...]:
+        """Returns the grants of the slices, in the order of look(). Raises NodeError as it does."""
+        self._refresh()
+        return tuple(grant for grant, _job in self._grants)
+
+    def head_of(self, grant: Grant) -> bytes:
+        """Returns the head of the usage file of a slice that grants() returned. Raises OSError."""
+        return self._read(self._jobs[str(grant.job_id)], grant, usage_file(grant.slice_index), _head)
+
+    def is_beyond(self, grant: Grant) -> bool:
+        """Returns what is_beyond() does of the record of such a slice. Raises OSError."""
+        return self._read(self._jobs[str(grant.job_id)], grant, limits_file(grant.slice_index), is_beyond)
+
+    def _refresh(self) -> None:
+        entries = self._entries()
+        if entries != self._listed or not all(job.settled for job in self._jobs.values()):
+            self._list(entries)
 
     def _list(self, entries: list[tuple[str, Key]]) -> None:
         """Reads the jobs that are new or have changed."""
@@ -148,18 +171,21 @@ class Slices:
         return Slice(grant, None, 0, 0) if job is None else self._slice(job, grant)
 
     def _slice(self, job: _Job, grant: Grant) -> Slice:
-        number, where = grant.slice_index, c.SWAP_NEVER
+        number, where, beyond = grant.slice_index, c.SWAP_NEVER, False
         if number in job.movable:
             with suppress(OSError):
                 where = self._read(job, grant, limits_file(number), order)
+        if grant.latency:
+            with suppress(OSError):
+                beyond = self._read(job, grant, limits_file(number), is_beyond)
         try:
             head = self._read(job, grant, usage_file(number), _head)
         except OSError:
             head = b""
         old_head, old = job.slices.get(number, (None, None))
-        if old is not None and old_head == head and old.order == where and old.grant is grant:
+        if old is not None and old_head == head and (old.order, old.beyond) == (where, beyond) and old.grant is grant:
             return old
-        new = _parsed(grant, head, where)
+        new = _parsed(grant, head, where, beyond)
         job.slices[number] = head, new
         return new
 

@@ -14,7 +14,7 @@ from hami_hpc.core.gpu_rows import Row
 from hami_hpc.errors import NodeError
 from hami_hpc.node import agent_file, turn_notes
 from hami_hpc.node.boot import boot_id
-from hami_hpc.node.running_job import read_all_running
+from hami_hpc.node.running_job import is_beyond, read_all_running
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ def look(run_dir: str, has_turns: bool = False) -> View:
     running = read_all_running(run_dir, uid, now_ns)
     shared = [grant for grant, _usage in running if has_turns and grant.mode == "share"]
     standings = {grant.job_id: turn_notes.standing_of(run_dir, grant) for grant in shared}
-    rows = gpu_rows.of_usage(running, now_ns, user_name, standings)
+    beyond = {grant.job_id for grant, _usage in running if grant.latency and is_beyond(run_dir, grant)}
+    rows = gpu_rows.of_usage(running, now_ns, user_name, standings, beyond)
     whose = "the vGPU jobs" if uid == 0 else "your own vGPU jobs"
     note = f"{why}: shown are {whose} here, as they count themselves; busy is since each began"
     return View(None, 0.0, tuple(rows), note)

@@ -176,6 +176,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'swap_pinned_bytes': (336, 8, 'u'),
     'latency_cores': (344, 4, 'u'),
     'server_cores': (348, 4, 'u'),
+    'latency_beyond': (352, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.
@@ -208,6 +209,7 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'first_context_unix_ns': (480, 8, 'u'),
     'first_launch_unix_ns': (488, 8, 'u'),
     'last_use_unix_ns': (496, 8, 'u'),
+    'more_unix_ns': (504, 8, 'u'),
 }
 
 # Totals of one step. The rows follow the head. A row is reused when its step has no live process.

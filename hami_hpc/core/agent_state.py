@@ -81,6 +81,7 @@ class JobState(NamedTuple):
     model: str = ""  # of a job with whole GPUs
     off_gpu_ns: int = 0  # of watched_ns, time in which its memory was off the GPU by root's order
     place: str = "gpu"  # where its memory is: "host" while it is off the GPU by root's order
+    beyond_cores: int = 0  # 1: latency-critical, and treated as any other job, as it wants more than its cores
 
 
 class Standing(NamedTuple):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hami_hpc.core import standing
@@ -12,6 +12,7 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage
 
 FAULT_SHOWN_NS = 86_400_000_000_000
+BEYOND_CORES = "wants more than its cores"
 STALE_PERIODS = 5  # a state older than this many periods of the agent is said to be old
 
 
@@ -64,7 +65,7 @@ def of_state(state: AgentState, user_name: Callable[[int], str]) -> list[Row]:
             granted_bytes=job.mem_bytes,
             used_bytes=job.used_bytes,
             peak_bytes=job.peak_bytes,
-            findings=job.findings,
+            findings=(*job.findings, *_wants_more(bool(job.beyond_cores))),
             standing=standings.get((job.job_id, job.created_unix_ns, job.gpu_uuid)),
         )
         for job in state.jobs
@@ -95,9 +96,10 @@ def of_usage(
     now_unix_ns: int,
     user_name: Callable[[int], str],
     standings: Mapping[int, Standing] | None = None,
+    beyond: Collection[int] = (),
 ) -> list[Row]:
     """Returns the rows of jobs from the run directory: what they count themselves. `standings`: by job id, where memory
-    is oversold."""
+    is oversold. `beyond`: the latency-critical jobs that are treated as any other."""
     rows = []
     for grant, usage in running:
         elapsed_ns = max(1, now_unix_ns - grant.created_unix_ns)
@@ -115,11 +117,18 @@ def of_usage(
                 granted_bytes=grant.mem_mib << 20,
                 used_bytes=usage.used_bytes,
                 peak_bytes=usage.peak_bytes,
-                findings=() if usage.state == "ok" else (f"usage record is {usage.state}",),
+                findings=(
+                    *(() if usage.state == "ok" else (f"usage record is {usage.state}",)),
+                    *_wants_more(grant.job_id in beyond),
+                ),
                 standing=(standings or {}).get(grant.job_id),
             )
         )
     return sorted(rows, key=lambda row: (row.gpu, row.job_id))
+
+
+def _wants_more(is_beyond: bool) -> tuple[str, ...]:
+    return (BEYOND_CORES,) if is_beyond else ()
 
 
 def gpu_line(rows: Iterable[Row], gpu: GpuState) -> str:

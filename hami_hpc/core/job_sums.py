@@ -188,6 +188,7 @@ def _merged(slices: list[JobState]) -> JobState:
         findings=tuple(sorted({kind for one in slices for kind in one.findings})),
         gpu_fault=next((one.gpu_fault for one in slices if one.gpu_fault), 0),
         place="host" if all(one.place == "host" for one in slices) else "gpu",
+        beyond_cores=max(one.beyond_cores for one in slices),
         **{name: sum(getattr(one, name) for one in slices) for name in _SUMS},
     )
 
@@ -254,6 +255,7 @@ def _next(
         old.model,
         (step_ns if is_off else 0) + old.off_gpu_ns,
         "host" if is_off else "gpu",
+        int(one.beyond),
     )
 
 

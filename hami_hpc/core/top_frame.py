@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hami_hpc.core import standing
 from hami_hpc.core.agent_state import OK, AgentState, GpuState
-from hami_hpc.core.gpu_rows import Row, gpu_line, granted_bytes, recent_faults
+from hami_hpc.core.gpu_rows import BEYOND_CORES, Row, gpu_line, granted_bytes, recent_faults
 from hami_hpc.core.tables import columns_of, cut
 
 Part = tuple[str, str]  # a text, and the name of its style: "" is plain
@@ -219,9 +219,9 @@ def _job_lines(rows: Sequence[Row], room: int, screen: Screen) -> list[Line]:
 
 
 def _style(row: Row) -> str:
-    if row.findings:
+    if row.findings and row.findings != (BEYOND_CORES,):
         return "bold red"
-    return "yellow" if row.pid and not row.job_id else ""
+    return "yellow" if row.findings or (row.pid and not row.job_id) else ""
 
 
 def _event_lines(state: AgentState, screen: Screen) -> list[Line]:

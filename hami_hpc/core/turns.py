@@ -15,6 +15,9 @@ A job with mode=mig has a MIG instance to itself, with compute units of its own:
 Several latency-critical jobs leave the others the floor of their classes together: those that use more than their
 shares, or have work nearly always, keep to a turn of their own period, outside of which all of them are paused.
 
+A latency-critical job that wants more than its cores beside others of its kind is treated as any other, until it does
+not (core/latency_beyond.py).
+
 Latency-critical jobs have an order: higher priority of the class first, then the shorter slo; a job without one has the
 longest. Equal ones have none. A job that others come before has short timeslices
 (native/interposer/arbitration/terms.c).
@@ -29,7 +32,7 @@ from hami_hpc.core.values import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 PERIOD_PERMILLE = 1000
 # native/interposer/arbitration/terms.c: the timeslice that follows from cores; and the driver's own, of policy none.
@@ -56,21 +59,32 @@ class Turn(NamedTuple):
     step_begin_permille: int = 0
     latency_cores: int = 0
     server_cores: int = 0
+    latency_beyond: int = 0
 
 
 NOBODY_BESIDE = Turn(0, 0, 0, 0, 0, 0)
 
 
 def make_turns(
-    live: Iterable[Grant], one_server: bool = False, begins: Mapping[int, int] | None = None
+    live: Iterable[Grant],
+    one_server: bool = False,
+    begins: Mapping[int, int] | None = None,
+    beyond: Collection[int] = (),
 ) -> dict[int, Turn]:
     """Returns the turn of each job, by job id, from the live grants of one GPU.
 
     Latency-critical jobs have one where they are several, beside others. Jobs that are not latency-critical and keep to
     turns have some when they are at least two. Each turn is in proportion to the job's cores, in the order of job ids;
     together they fill the period exactly. `one_server`: all users of the GPU share one MPS server (multi_user in
-    [mps]). `begins` are those of make_begins, of the whole node.
+    [mps]). `begins` are those of make_begins, of the whole node. `beyond`: latency-critical jobs that want more than
+    their cores. Where there is another latency-critical one they are treated as any other, with the timeslice of their
+    cores.
     """
+    live = tuple(live)
+    if sum(map(is_latency, live)) < 2:
+        beyond = ()
+    as_others = {grant.job_id for grant in live if is_latency(grant) and grant.job_id in beyond}
+    live = [one._replace(latency=0, slice_us=0) if one.job_id in as_others else one for one in live]
     everybody = sorted(live, key=lambda grant: grant.job_id)
     grants = [grant for grant in everybody if grant.mode not in ALONE]
     latency_count = sum(is_latency(grant) for grant in grants)
@@ -90,6 +104,7 @@ def make_turns(
             beside_slice_us=beside[grant.job_id],
             step_begin_permille=(begins or {}).get(grant.job_id, 0),
             server_cores=servers.get(_tenant(grant, one_server), 0),
+            latency_beyond=int(grant.job_id in as_others),
         )
         for grant in grants
     }
@@ -125,8 +140,8 @@ def make_turns(
 
 
 def is_latency(grant: Grant) -> bool:
-    """Returns whether the others on its GPU give way to this job."""
-    return bool(grant.latency) and grant.mode not in BY_SERVER
+    """Returns whether the others on its GPU give way to this job, while it does not want more than its cores."""
+    return bool(grant.latency) and grant.mode not in BY_SERVER and grant.mode not in ALONE
 
 
 def _above(grants: Iterable[Grant]) -> dict[int, int]:

@@ -90,7 +90,8 @@ class Process(NamedTuple):
 
 class Slice(NamedTuple):
     """A grant, and what its job counted itself: None where its record cannot be read or is damaged. `order`: where its
-    memory shall be by root's record, one of c.SWAP_*."""
+    memory shall be by root's record, one of c.SWAP_*. `beyond`: it wants more than its cores by that, and is treated as
+    no latency-critical one."""
 
     grant: Grant
     accounted_bytes: int | None
@@ -98,6 +99,7 @@ class Slice(NamedTuple):
     device_oom_count: int
     delays: Delays = NO_DELAYS
     order: int = c.SWAP_NEVER
+    beyond: bool = False
 
 
 class WholeGpus(NamedTuple):

@@ -248,6 +248,13 @@ JOB_FLOOR_HITS = Metric(
     JOB,
     "Times that a latency-critical job had used all of the GPU's time that its class's floor leaves it.",
 )
+JOB_BEYOND_CORES = Metric(
+    "hami_hpc_job_beyond_cores",
+    GAUGE,
+    JOB,
+    "1 while a latency-critical job is treated as any other, as it wants more than its cores beside others that are "
+    "latency-critical; else 0.",
+)
 JOB_SLO = Metric(
     "hami_hpc_job_slo_seconds",
     GAUGE,

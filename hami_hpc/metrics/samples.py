@@ -170,6 +170,7 @@ def _add_delays(out: Samples, job: JobState, labels: Labels) -> None:
         out[d.JOB_SLO][labels] = job.slo_us / MICRO
     if job.latency:
         out[d.JOB_FLOOR_HITS][labels] = float(job.floor_hit_count)
+        out[d.JOB_BEYOND_CORES][labels] = float(job.beyond_cores)
     if job.latency or job.latency_buckets:
         out[d.JOB_SLO_MISSES][labels] = float(job.slo_miss_count)
 

@@ -17,13 +17,17 @@ from hami_hpc.core.contexts import suppress
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.in_step import make_begins
 from hami_hpc.core.records import limits_file, size_fields
-from hami_hpc.core.turns import make_turns
+from hami_hpc.core.turns import is_latency, make_turns
 from hami_hpc.node.job_dirs import jobs_dir
 from hami_hpc.node.ledger import Ledger
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    Slice = tuple[int, str]  # a job and the GPU of its slice
 
 # A job without a record for longer than this had its prolog killed; before, its prolog may still be at work.
 RECORD_DUE_NS = 60 * 10**9
@@ -37,15 +41,21 @@ class SkippedRecordError(Exception):
 
 
 def update(
-    run_dir: str, ledger: Ledger, now_unix_ns: int, one_server: bool = False, oversold: bool = False
+    run_dir: str,
+    ledger: Ledger,
+    now_unix_ns: int,
+    one_server: bool = False,
+    oversold: bool = False,
+    beyond: Mapping[Slice, bool] | None = None,
 ) -> tuple[str, ...]:
     """Writes each slice's turn and size, and how many latency-critical jobs are beside and above it, into its limits
     record.
 
     `one_server` is as in make_turns. `oversold`: jobs whose memory is off the GPU count as gone, and are told when they
-    come back. Returns a line for each record that was left alone, because root did not write it
-    or it is not there. Raises NodeError when the ledger cannot be read or locked, and OSError when the run directory
-    cannot be opened.
+    come back. `beyond`: which slices are treated as those of a job that is not latency-critical, and which no longer;
+    of all others that stays as their records have it. Returns a line for each record that was left alone, because root
+    did not write it or it is not there. Raises NodeError when the ledger cannot be read or locked, and OSError when the
+    run directory cannot be opened.
     """
     with ledger.held_still() as grants:
         if not grants:
@@ -61,12 +71,14 @@ def update(
         jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
         try:
             skipped = [line for one in away for line in _update_one(jobs, one, now_unix_ns, size_fields(one))]
-            return (*skipped, *_update_all(jobs, grants, now_unix_ns, one_server))
+            return (*skipped, *_update_all(jobs, grants, now_unix_ns, one_server, beyond or {}))
         finally:
             os.close(jobs)
 
 
-def _update_all(jobs: int, grants: Iterable[Grant], now_unix_ns: int, one_server: bool) -> list[str]:
+def _update_all(
+    jobs: int, grants: Iterable[Grant], now_unix_ns: int, one_server: bool, changes: Mapping[Slice, bool]
+) -> list[str]:
     grants = tuple(grants)
     begins = make_begins(grants)
     by_gpu: dict[str, list[Grant]] = {}
@@ -74,17 +86,33 @@ def _update_all(jobs: int, grants: Iterable[Grant], now_unix_ns: int, one_server
         by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
     skipped: list[str] = []
     for live in by_gpu.values():
-        turns = make_turns(live, one_server, begins)
+        beyond = _beyond(jobs, live, changes)
+        turns = make_turns(live, one_server, begins, beyond)
         for grant in live:
             skipped += _update_one(jobs, grant, now_unix_ns, size_fields(grant) | turns[grant.job_id]._asdict())
     return skipped
+
+
+def _beyond(jobs: int, live: Iterable[Grant], changes: Mapping[Slice, bool]) -> frozenset[int]:
+    """Returns which of several latency-critical jobs of a GPU are treated as any other."""
+    urgent = [grant for grant in live if is_latency(grant)]
+    if len(urgent) < 2:
+        return frozenset()
+    return frozenset(one.job_id for one in urgent if changes.get((one.job_id, one.gpu_uuid), _is_beyond(jobs, one)))
+
+
+def _is_beyond(jobs: int, grant: Grant) -> bool:
+    with suppress(OSError, SkippedRecordError):
+        read = _with_record(jobs, grant, lambda _directory, _record, data: _number(data, "latency_beyond"))
+        return read == 1
+    return False
 
 
 def _update_one(jobs: int, grant: Grant, now_unix_ns: int, values: Mapping[str, int]) -> list[str]:
     """Changes one record. Returns a line when it was left alone."""
     name = limits_file(grant.slice_index)
     try:
-        _change_record(jobs, grant, name, values)
+        _change_record(jobs, grant, values)
     except FileNotFoundError:
         if now_unix_ns - grant.created_unix_ns > RECORD_DUE_NS:
             return [f"job {grant.job_id} has a grant and no {name}: run hami-hpc reconcile"]
@@ -100,7 +128,7 @@ def write_sizes(run_dir: str, grants: Iterable[Grant]) -> None:
     jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
     try:
         for grant in grants:
-            _change_record(jobs, grant, limits_file(grant.slice_index), size_fields(grant))
+            _change_record(jobs, grant, size_fields(grant))
     finally:
         os.close(jobs)
 
@@ -110,17 +138,23 @@ def write_swap(run_dir: str, grant: Grant, swap: int) -> None:
     SkippedRecordError and OSError."""
     jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
     try:
-        _change_record(jobs, grant, limits_file(grant.slice_index), {"swap": swap})
+        _change_record(jobs, grant, {"swap": swap})
     finally:
         os.close(jobs)
 
 
-def _change_record(jobs: int, grant: Grant, name: str, values: Mapping[str, int]) -> None:
+def _change_record(jobs: int, grant: Grant, values: Mapping[str, int]) -> None:
+    _with_record(jobs, grant, lambda directory, record, data: _change(directory, record, data, values))
+
+
+def _with_record(jobs: int, grant: Grant, use: Callable[[int, int, bytes], T]) -> T:
+    """Returns what `use` returns of the open directory of a job, the open record of its slice, and the record's bytes.
+    Raises SkippedRecordError and OSError."""
     directory = os.open(str(grant.job_id), OPEN_DIR, dir_fd=jobs)
     try:
-        record = os.open(name, OPEN_RECORD, dir_fd=directory)
+        record = os.open(limits_file(grant.slice_index), OPEN_RECORD, dir_fd=directory)
         try:
-            _change(directory, record, _checked(record, grant), values)
+            return use(directory, record, _checked(record, grant))
         finally:
             os.close(record)
     finally:

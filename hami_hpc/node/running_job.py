@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.reconcile_plan import OF_ANOTHER_VERSION
-from hami_hpc.core.records import Usage
+from hami_hpc.core.records import Usage, limits_file
 from hami_hpc.errors import HamiError
 from hami_hpc.node import job_dirs, usage_files
 
@@ -45,3 +46,11 @@ def read_all_running(run_dir: str, uid: int, now_unix_ns: int) -> list[tuple[Gra
             if uid in (0, grant.uid)
         ]
     return found
+
+
+def is_beyond(run_dir: str, grant: Grant) -> bool:
+    """Returns whether a latency-critical job is treated as any other, as it wants more than its cores."""
+    path = f"{job_dirs.job_dir(run_dir, grant.job_id)}/{limits_file(grant.slice_index)}"
+    record = job_dirs.read_bounded(path, c.LIMITS_SIZE, 0)
+    offset, width, _kind = c.LIMITS_FIELDS["latency_beyond"]
+    return record is not None and int.from_bytes(record[offset : offset + width], "little") == 1

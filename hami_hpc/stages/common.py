@@ -74,14 +74,22 @@ def read_ledger(settings: Settings) -> ledger.Ledger:
     return ledger_reader.read_ledger(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))
 
 
-def tell_neighbours(stage: str, settings: Settings, ledger: ledger.Ledger) -> None:
-    """Writes into the records of this node's jobs who is on their GPUs now. Never fails: at most writes to syslog."""
+def update_neighbours(
+    settings: Settings, ledger: ledger.Ledger, beyond: Mapping[tuple[int, str], bool] | None = None
+) -> tuple[str, ...]:
+    """Writes into the records of this node's jobs who is on their GPUs now; arguments, results and errors as those of
+    neighbours.update."""
     from hami_hpc.node import neighbours
 
+    # Who waits when memory is not oversold any more goes on waiting for a turn.
+    oversold = settings.memory_scaling > 1 or os.path.isdir(f"{settings.run_dir}/{c.FILE_TURNS}")
+    return neighbours.update(settings.run_dir, ledger, now_unix_ns(), settings.mps_multi_user, oversold, beyond)
+
+
+def tell_neighbours(stage: str, settings: Settings, ledger: ledger.Ledger) -> None:
+    """The same, but never fails: at most writes to syslog."""
     try:
-        # Who waits when memory is not oversold any more goes on waiting for a turn.
-        oversold = settings.memory_scaling > 1 or os.path.isdir(f"{settings.run_dir}/{c.FILE_TURNS}")
-        lines = neighbours.update(settings.run_dir, ledger, now_unix_ns(), settings.mps_multi_user, oversold)
+        lines = update_neighbours(settings, ledger)
     except Exception as error:
         lines = (f"jobs were not told who is on their GPUs: {error_text(error)}",)
     if lines:

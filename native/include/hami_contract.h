@@ -116,7 +116,8 @@ struct hami_limits {
 	uint64_t swap_pinned_bytes; /* most memory of the host that each process of the job keeps page-locked between two moves of its device memory; 0: none */
 	uint32_t latency_cores; /* of a latency-critical job: cores of all on the GPU that leave a floor together, percent; 0: there are not several, or there is nobody else */
 	uint32_t server_cores; /* of a job with mode=mps: cores of all jobs of its MPS server on the GPU, percent, at most 100; else 0 */
-	uint8_t pad0[3744];
+	uint32_t latency_beyond; /* 1: the job would be latency-critical and is treated as any other, as it wants more than its cores beside others that are; else 0 */
+	uint8_t pad0[3740];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -161,6 +162,7 @@ _Static_assert(offsetof(struct hami_limits, swap) == 332, "swap");
 _Static_assert(offsetof(struct hami_limits, swap_pinned_bytes) == 336, "swap_pinned_bytes");
 _Static_assert(offsetof(struct hami_limits, latency_cores) == 344, "latency_cores");
 _Static_assert(offsetof(struct hami_limits, server_cores) == 348, "server_cores");
+_Static_assert(offsetof(struct hami_limits, latency_beyond) == 352, "latency_beyond");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */
@@ -190,7 +192,8 @@ struct hami_usage {
 	uint64_t first_context_unix_ns; /* when a process of the job first made a context, ns since 1970; 0: none has */
 	uint64_t first_launch_unix_ns; /* when a process of the job first launched a kernel or graph, ns since 1970; 0: none has */
 	uint64_t last_use_unix_ns; /* when work of the job was last seen on the GPU, ns since 1970; 0: never */
-	uint8_t pad0[3592];
+	uint64_t more_unix_ns; /* when a process of a latency-critical job last found that the job wants more than its cores, ns since 1970; 0: never */
+	uint8_t pad0[3584];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -217,6 +220,7 @@ _Static_assert(offsetof(struct hami_usage, floor_hit_count) == 472, "floor_hit_c
 _Static_assert(offsetof(struct hami_usage, first_context_unix_ns) == 480, "first_context_unix_ns");
 _Static_assert(offsetof(struct hami_usage, first_launch_unix_ns) == 488, "first_launch_unix_ns");
 _Static_assert(offsetof(struct hami_usage, last_use_unix_ns) == 496, "last_use_unix_ns");
+_Static_assert(offsetof(struct hami_usage, more_unix_ns) == 504, "more_unix_ns");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 from harness import cluster as private_cluster
 from harness import jobs
-from harness.layout import Layout
+from harness.layout import CHECKOUT, Layout
 from test_requests import units
 
 from hami_hpc.contract import constants as c
@@ -178,3 +179,24 @@ def test_latency_critical_jobs_of_one_gpu_are_ordered_by_their_slo(cancelled: La
     assert [limits_field(cancelled, job, "latency_others") for job in started] == [2, 2, 2]
     jobs.admin(cancelled, "scancel", started.pop())
     above(1, 0)
+
+
+def test_of_latency_critical_jobs_who_wants_more_than_its_cores_gives_way_while_it_does(cancelled: Layout) -> None:
+    program = cancelled.home / USER / "spin_for"
+    shutil.copy(CHECKOUT / "build/native/compute/spin_for", program)
+    batch, service = (start(cancelled, qos) for qos in ("be", "lc"))
+    greedy = start(cancelled, "lc", script=f"srun {program} 8000 1000; sleep 120")
+    assert len({limits_field(cancelled, job, "gpu_minor") for job in (batch, service, greedy)}) == 1, "they share a GPU"
+
+    def told(*latency_others: int) -> bool:
+        return [limits_field(cancelled, job, "latency_others") for job in (batch, service, greedy)] == [*latency_others]
+
+    def named() -> list[str]:
+        lines = jobs.admin(cancelled, "hami-hpc", "ps").splitlines()
+        return [line.split()[1] for line in lines if line.endswith("wants more than its cores")]
+
+    jobs.wait(cancelled, lambda: told(1, 0, 1), "the job that works to give way", 30)
+    assert limits_field(cancelled, greedy, "latency_beyond") == 1
+    jobs.wait(cancelled, lambda: named() == [greedy], "the agent to name it", 20)
+    jobs.wait(cancelled, lambda: told(2, 1, 1), "the job to be latency-critical again when it rests", 30)
+    jobs.wait(cancelled, lambda: not named(), "the agent to name it no more", 20)

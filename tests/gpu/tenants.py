@@ -75,13 +75,17 @@ class Tenant:
         made.extra[c.ENV_ANNOUNCE] = os.environ.get(c.ENV_ANNOUNCE, "")
         return made
 
-    def start(self, *more: str, seconds: float = SECONDS) -> subprocess.Popen[str]:
+    def start(
+        self, *more: str, seconds: float = SECONDS, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Starts it; `environment`: of a slice that it has already."""
         program = self.work[0]
         if program.endswith(".py"):
             command = [shutil.which("python3") or "python3", str(ROOT / "tests/gpu" / program), *self.work[1:], *more]
         else:
             command = work_command(program, seconds, *self.work[1:], *more)
-        return subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE, text=True)
+        environment = self.environment() if environment is None else environment
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def work_command(program: str, seconds: float, *more: str) -> list[str]:

@@ -46,6 +46,7 @@ class _Terms(ctypes.Structure):
         ("policy", ctypes.c_uint32),
         ("slice_us", ctypes.c_uint32),
         ("latency", ctypes.c_bool),
+        ("beyond", ctypes.c_bool),
         ("floor_percent", ctypes.c_uint32),
         ("latency_others", ctypes.c_uint32),
         ("latency_above", ctypes.c_uint32),
@@ -246,6 +247,7 @@ class Terms:
     greedy: bool = False
     latency_cores: int = 0
     of_server: bool = False
+    beyond: bool = False
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -254,6 +256,7 @@ class Terms:
             POLICIES[self.policy],
             self.slice_us,
             self.latency,
+            self.beyond,
             self.floor_percent,
             self.latency_others,
             self.latency_above,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls the rules by which timeslices fit the others on a GPU (native/interposer/arbitration/slice.h), by ctypes, as
-arbitration.py does the rest. Times in ns, where the name does not say us."""
+"""Calls the rules by which timeslices fit the others on a GPU (slice.h and greed.h of
+native/interposer/arbitration), by ctypes, as arbitration.py does the rest. Times in ns, where no name says us."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ class _Slice(ctypes.Structure):
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
         ("light_looking", ctypes.c_int64),
-        ("beyond", ctypes.c_bool),
-        ("greedy", ctypes.c_bool),
     )
 
 
@@ -51,12 +49,26 @@ class _Seen(ctypes.Structure):
     )
 
 
+class _Work(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("elapsed", "used", "others")),
+        *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
+    )
+
+
+class _Greed(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("used", "wants")),
+        *((name, ctypes.c_bool) for name in ("over", "greedy", "yields", "over_cores", "more")),
+    )
+
+
 _I64, _U32 = ctypes.c_int64, ctypes.c_uint32
 _lib = ctypes.CDLL(str(LIBRARY))
 _lib.hami_slice_step.restype = None
 _lib.hami_slice_step.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), _U32, _U32)
-_lib.hami_slice_step_latency.restype = None
-_lib.hami_slice_step_latency.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), _U32)
+_lib.hami_greed_step.restype = None
+_lib.hami_greed_step.argtypes = (ctypes.POINTER(_Greed), ctypes.POINTER(_Work), _U32, _U32)
 _lib.hami_slice_next.restype, _lib.hami_slice_next.argtypes = _I64, (ctypes.POINTER(_Slice), _I64)
 _lib.hami_slice_yields.restype = ctypes.c_bool
 _lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
@@ -118,27 +130,6 @@ class Slice:
         values = astuple(seen)
         _lib.hami_slice_step(self._slice, _Seen(*values), cores_percent, longest_us)
 
-    @property
-    def greedy(self) -> bool:
-        return bool(self._slice.greedy)
-
-    @property
-    def beyond(self) -> bool:
-        return bool(self._slice.beyond)
-
-    def step_latency(
-        self,
-        elapsed_ns: int,
-        used_ns: int,
-        cores_percent: int,
-        samples: int = 0,
-        outstanding: int = 0,
-        others_ns: int = 1000,
-    ) -> None:
-        """The same for a latency-critical tenant beside another."""
-        seen = _Seen(elapsed=elapsed_ns, used=used_ns, samples=samples, outstanding=outstanding, others=others_ns)
-        _lib.hami_slice_step_latency(self._slice, seen, cores_percent)
-
     def timeslice_us(self, longest_us: int) -> int:
         """Returns the timeslice where the terms' is ``longest_us``."""
         return int(_lib.hami_slice_us(self._slice, longest_us))
@@ -150,6 +141,49 @@ class Slice:
     def others_ns(self, longest_us: int) -> int:
         """Returns the timeslice of another who shares alike, where the other's terms say ``longest_us``."""
         return int(_lib.hami_slice_others(self._slice, longest_us))
+
+
+class Greed:
+    """struct hami_greed: whether a latency-critical tenant wants more than it asked for."""
+
+    def __init__(self) -> None:
+        self._greed = _Greed()
+
+    @property
+    def over(self) -> bool:
+        return bool(self._greed.over)
+
+    @property
+    def greedy(self) -> bool:
+        return bool(self._greed.greedy)
+
+    @property
+    def yields(self) -> bool:
+        return bool(self._greed.yields)
+
+    @property
+    def means(self) -> tuple[int, int]:
+        """How much was used, ns a second, and how often work was outstanding, permille."""
+        return int(self._greed.used), int(self._greed.wants)
+
+    @property
+    def more(self) -> bool:
+        return bool(self._greed.more)
+
+    def step(
+        self,
+        elapsed_ns: int,
+        used_ns: int,
+        share_percent: int,
+        cores_percent: int | None = None,
+        samples: int = 0,
+        outstanding: int = 0,
+        others_ns: int = 1000,
+    ) -> None:
+        """Takes what was seen since the last step. ``cores_percent``: of the job, if that is not its share."""
+        work = _Work(elapsed_ns, used_ns, others_ns, samples, outstanding)
+        cores = share_percent if cores_percent is None else cores_percent
+        _lib.hami_greed_step(self._greed, work, share_percent, cores)
 
 
 def slice_tiny_ns(timeslice_ns: int) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timeslices and pauses of several latency-critical tenants (hami_slice_step_latency of
-native/interposer/arbitration/slice.h): by any inputs, and in the simulation of benchmarks/gpu_time.py."""
+"""Timeslices and pauses of several latency-critical tenants in the simulation of
+benchmarks/gpu_time.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import arbitration as a
 import numpy as np
 import pytest
 from conformance import ROOT
-from fitting import Slice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,62 +18,7 @@ from gpu_time import MS, US, Gpu, Load, Tenant
 from gpu_time import S as SECOND
 
 few = settings(max_examples=60, deadline=None)
-I64, U32 = st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**32 - 1)
 BUSY = Load(saturating=True)
-
-
-def lasting(slice: Slice, used: float, cores_percent: int, seconds: float, step_ns: int = 50 * MS) -> float:
-    """Returns for how long a tenant that uses so much of the time was beyond its share, seconds."""
-    was = 0
-    for _ in range(int(seconds * SECOND / step_ns)):
-        slice.step_latency(step_ns, int(step_ns * used), cores_percent)
-        was += slice.beyond
-    return was * step_ns / SECOND
-
-
-@given(st.integers(1, 100), st.floats(0, 1), st.integers(5, 200))
-@few
-def test_a_latency_critical_tenant_is_beyond_its_share_by_what_it_used_lately(
-    cores_percent: int, used: float, step_ms: int
-) -> None:
-    slice, of_share = Slice(), 100 * used / cores_percent
-    beyond = lasting(slice, used, cores_percent, 3, step_ms * MS)
-    assert beyond == 0 if of_share < 1.09 else beyond > 0 if of_share > 1.2 else True
-    assert lasting(slice, 0.98 * cores_percent / 100, cores_percent, 6, step_ms * MS) < 3
-    assert not slice.beyond
-
-
-def test_who_wants_everything_is_beyond_its_share_soon_and_after_a_rest_no_longer() -> None:
-    slice = Slice()
-    assert lasting(slice, 1, 40, 0.5) >= 0.3
-    slice.step_latency(10 * SECOND, 50 * MS, 40)
-    assert not slice.beyond
-    slice.step_latency(10 * SECOND, 9 * SECOND, 40)  # other processes of its job worked while it rested
-    assert slice.beyond
-
-
-def test_who_has_work_nearly_always_yields_whatever_it_uses() -> None:
-    slice = Slice()
-    for _ in range(20):
-        slice.step_latency(50 * MS, 10 * MS, 40, samples=25, outstanding=24)
-    assert slice.yields
-    assert not slice.beyond
-    slice.step_latency(50 * MS, 50 * MS, 40, samples=25, outstanding=25, others_ns=0)
-    assert not slice.yields, "nobody else was there"
-    assert slice.greedy
-    slice.step_latency(50 * MS, 10 * MS, 40, samples=25, outstanding=25)
-    assert slice.yields
-    slice.step_latency(SECOND, 10 * MS, 40, samples=500, outstanding=24)  # it rested
-    assert not slice.yields
-
-
-@given(st.lists(st.tuples(I64, I64, U32), max_size=20))
-@few
-def test_a_latency_critical_tenant_takes_any_numbers(steps: list[tuple[int, int, int]]) -> None:
-    slice = Slice()
-    for elapsed_ns, used_ns, cores_percent in steps:
-        slice.step_latency(elapsed_ns, used_ns, cores_percent)
-        assert slice.timeslice_us(20_000) == 20_000
 
 
 def test_an_equal_tenant_beyond_its_share_is_interrupted_by_one_within_its_own() -> None:

@@ -34,6 +34,7 @@ def make_service() -> JobState:
         latency_sum_ns=SECOND // 4,
         slo_miss_count=2,
         floor_hit_count=5,
+        beyond_cores=1,
     )
 
 
@@ -92,6 +93,7 @@ def samples_of(node: AgentNode, state: AgentState) -> dict[str, dict[Labels, flo
         ("hami_hpc_job_pauses_total", {}, 6),
         ("hami_hpc_job_paused_seconds_total", {}, 1.5),
         ("hami_hpc_job_floor_hits_total", {}, 5),
+        ("hami_hpc_job_beyond_cores", {}, 1),
         ("hami_hpc_job_slo_seconds", {}, 0.01),
         ("hami_hpc_job_slo_misses_total", {}, 2),
         ("hami_hpc_job_request_seconds_count", {}, 21),

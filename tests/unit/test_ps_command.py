@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from hami_hpc.cli import gpu_view, main
 from hami_hpc.core import gpu_rows
 from hami_hpc.node import agent_file
+from hami_hpc.stages import common
 
 
 @pytest.fixture
@@ -47,6 +48,23 @@ def test_jobs_and_processes_are_shown_by_gpu(node: node_testbed.Node) -> None:
         ["1", "101", "2", "news", "be", "10", "7.5", "8192", "3072", "4096"],
         ["1", "4711", "pid", "912", "games", "-", "0", "88.0", "0", "1024", "1024"],
     ]
+
+
+def test_a_latency_critical_job_that_wants_more_than_its_cores_is_named(node: node_testbed.Node) -> None:
+    node.prolog(7, HAMI_HPC_CLASS="lc")
+    node.prolog(8, HAMI_HPC_CLASS="lc", HAMI_HPC_CORES="20")
+    assert "wants more" not in ps(node).stdout
+    ledger = common.open_ledger(node.settings)
+    assert common.update_neighbours(node.settings, ledger, {(8, node_testbed.UUIDS[0]): True}) == ()
+    ledger.close()
+    without_agent = ps(node).stdout.splitlines()
+    write_state(node, jobs=2)
+    jobs = tuple(job._replace(beyond_cores=job.job_id % 2) for job in make_state(jobs=2).jobs)
+    agent_file.write(node.settings.run_dir, make_state(jobs=2)._replace(jobs=jobs))
+    lines = ps(node).stdout.splitlines()
+    for shown, job in ((without_agent, "8"), (lines, "101")):
+        (named,) = [line for line in shown if line.endswith("wants more than its cores")]
+        assert named.split()[1] == job
 
 
 def test_json_has_bytes_and_the_gpus(node: node_testbed.Node) -> None:

@@ -153,3 +153,13 @@ def test_a_gpus_last_error_is_below_the_gpus_for_a_day() -> None:
     shown = [line for line in frame(state, Screen(80, 40, BLOCKS)) if "Xid" in line]
     assert shown == ["    GPU 1 18:00:00 Xid 79: GPU has fallen off the bus"]
     frame(state._replace(time_unix_ns=2), Screen(20, 10, BLOCKS))
+
+
+def test_who_wants_more_than_its_cores_is_shown_first_and_is_no_error() -> None:
+    state = make_state()
+    state = state._replace(jobs=(*state.jobs, make_job(104, 1, beyond_cores=1)))
+    rows = tuple(gpu_rows.of_state(state, str))
+    lines = top_frame.frame("node1", state, rows, "", Screen(160, 24, ASCII))
+    (found,) = [line for line in lines if line and "wants more than its cores" in line[0][0]]
+    assert found[0][1] == "yellow"
+    assert lines[lines.index(found) - 1][0][0].startswith("GPU")

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arbitration/slice.h"
 
+#include "arbitration/mean.h"
 #include "arbitration/use.h"
 
 #define SECOND 1000000000ll
@@ -34,40 +35,30 @@
 #define WARY_NS_MISSED (8 * SECOND)
 #define WARY_NS_FAR (2 * SECOND)
 
-/* Moves an average by what was seen in `elapsed` ns. */
-static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
-{
-	*mean = elapsed >= memory ? now : *mean + (now - *mean) * (elapsed / 1000) / (memory / 1000);
-}
-
-/* Returns the amount, or the nearest from 0 to a second. */
-static int64_t sensible(int64_t amount)
-{
-	return amount < 0 ? 0 : amount > SECOND ? SECOND : amount;
-}
-
 /* Returns an amount of `elapsed` ns as one of a second. */
 static int64_t per_second(int64_t amount, int64_t elapsed)
 {
-	return sensible(sensible(amount) * (SECOND / 1000) / (elapsed / 1000));
+	return hami_sensible(hami_sensible(amount) * (SECOND / 1000) / (elapsed / 1000));
 }
 
 static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
 {
-	average(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed), elapsed,
-		MEMORY_NS);
+	hami_mean_move(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed),
+		       elapsed, MEMORY_NS);
 	if (seen->held_back && slice->used < share)
 		slice->used = share;
-	average(&slice->others, per_second(seen->stays.others, elapsed), elapsed, 2 * MEMORY_NS);
-	average(&slice->worked, per_second(seen->stays.worked, elapsed), elapsed, 2 * MEMORY_NS);
-	average(&slice->unused, per_second(seen->stays.unused, elapsed), elapsed, 2 * MEMORY_NS);
-	average(&slice->tiny, per_second(1000ll * seen->stays.tiny, elapsed), elapsed, 2 * MEMORY_NS);
-	average(&slice->returns, per_second(1000ll * seen->stays.returns, elapsed), elapsed, MEMORY_NS);
-	average(&slice->met, per_second(1000ll * seen->stays.met, elapsed), elapsed, MEMORY_NS);
-	average(&slice->thrashed, per_second(1000ll * seen->stays.thrashed, elapsed), elapsed, MEMORY_NS);
+	hami_mean_move(&slice->others, per_second(seen->stays.others, elapsed), elapsed, 2 * MEMORY_NS);
+	hami_mean_move(&slice->worked, per_second(seen->stays.worked, elapsed), elapsed, 2 * MEMORY_NS);
+	hami_mean_move(&slice->unused, per_second(seen->stays.unused, elapsed), elapsed, 2 * MEMORY_NS);
+	hami_mean_move(&slice->tiny, per_second(1000ll * seen->stays.tiny, elapsed), elapsed, 2 * MEMORY_NS);
+	hami_mean_move(&slice->returns, per_second(1000ll * seen->stays.returns, elapsed), elapsed,
+		       MEMORY_NS);
+	hami_mean_move(&slice->met, per_second(1000ll * seen->stays.met, elapsed), elapsed, MEMORY_NS);
+	hami_mean_move(&slice->thrashed, per_second(1000ll * seen->stays.thrashed, elapsed), elapsed,
+		       MEMORY_NS);
 	if (seen->samples)
-		average(&slice->wants, sensible(1000ll * seen->outstanding / seen->samples), elapsed,
-			MEMORY_NS);
+		hami_mean_move(&slice->wants, hami_sensible(1000ll * seen->outstanding / seen->samples),
+			       elapsed, MEMORY_NS);
 }
 
 /*
@@ -159,7 +150,7 @@ static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64
 	const int64_t wanted = elapsed / 1000 * (share / 100 * FIT_PERCENT) / (SECOND / 1000);
 	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
 		slice->missed = 0;
-	slice->missed = sensible(slice->missed + wanted - sensible(seen->used));
+	slice->missed = hami_sensible(slice->missed + wanted - hami_sensible(seen->used));
 	/* Where tenants hinder each other they have no better choice. */
 	return !(slice->mode == HAMI_SLICE_YIELDS && slice->thrashes) &&
 	       slice->missed / 100 > MISSED_NS_MOST / 100 * (share / 1000) / (SECOND / 1000);
@@ -217,7 +208,8 @@ static void look_on(struct hami_slice *slice, const struct hami_seen *seen)
 	int64_t since = in_look(seen->now), enough, signs;
 	signs = signs_of_light(seen, seen->stays.unused, 1000ll * seen->stays.tiny,
 			       per_second(seen->stays.others, seen->elapsed), &enough);
-	slice->light_looking = slice->settled ? sensible(slice->light_looking + sensible(signs)) : 0;
+	slice->light_looking =
+		slice->settled ? hami_sensible(slice->light_looking + hami_sensible(signs)) : 0;
 	slice->settled = slice->settled || since < 0 || since >= HAMI_LOOK_SETTLE_NS;
 	if (since >= 0)
 		return;
@@ -269,21 +261,6 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 		else
 			begin_try(slice);
 	}
-}
-
-void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t share_percent)
-{
-	const int64_t share = SECOND / 100 * (share_percent < 100 ? share_percent : 100);
-	if (seen->elapsed < 1000)
-		return;
-	const int64_t thousandths = sensible(seen->used / (seen->elapsed / 1000));
-	average(&slice->used, sensible(thousandths * (SECOND / 1000)), seen->elapsed, MEMORY_NS);
-	if (seen->samples)
-		average(&slice->wants, sensible(1000ll * seen->outstanding / seen->samples), seen->elapsed,
-			MEMORY_NS);
-	slice->beyond = slice->used > share / 100 * (slice->beyond ? 100 : HAMI_BEYOND_PERCENT);
-	slice->greedy = slice->beyond || at_least(MOST_PERMILLE, slice->wants, 1000);
-	slice->mode = slice->greedy && seen->stays.others > 0 ? HAMI_SLICE_YIELDS : HAMI_SLICE_SHARES;
 }
 
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)
@@ -352,13 +329,13 @@ static int64_t without_saving(int64_t stay)
 
 int64_t hami_slice_worked(int64_t stay, int64_t longest)
 {
-	return stay > 0 && stay <= sensible(longest) / 4 * 5 + HAMI_SAVE_NS ? without_saving(stay) : 0;
+	return stay > 0 && stay <= hami_sensible(longest) / 4 * 5 + HAMI_SAVE_NS ? without_saving(stay) : 0;
 }
 
 int64_t hami_slice_unused(int64_t stay, int64_t timeslice)
 {
 	int64_t used = without_saving(stay);
-	timeslice = sensible(timeslice);
+	timeslice = hami_sensible(timeslice);
 	if (timeslice <= 0 || used >= timeslice)
 		return 0;
 	int64_t unused = used <= 0 ? 1000 : (timeslice - used) * 1000 / timeslice;

@@ -19,10 +19,7 @@
  * Who yields and does not get its share by it shares again, and yields to nobody for some time: others may have been
  * light when it tried, and not since.
  *
- * Beside somebody latency-critical timeslices are not fitted. But of several latency-critical tenants those that used more
- * than their shares lately (hami_terms_latency_share()), or have work nearly always, are greedy: they have short timeslices,
- * for whose end the others wait, in proportion to cores. And while anybody else comes to the engine they yield, which for them means to leave those
- * who give way the floor (terms.h).
+ * Beside somebody latency-critical timeslices are not fitted, nor are those of one who is (greed.h).
  *
  * Each tenant decides by itself, from what all of them see: who came to the engine, and for how long.
  *
@@ -98,7 +95,6 @@ struct hami_slice {
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
-	bool beyond, greedy; /* latency-critical: it used, or wants, more than its share */
 };
 
 /* Adds what was seen later to `seen`, but for what was used, which is of the job and not of one process. */
@@ -107,12 +103,6 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later);
 /* Moves on; `longest_us` is the timeslice of the tenant's terms. */
 void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent,
 		     uint32_t longest_us);
-
-/*
- * The same for a latency-critical tenant beside another, of this share (hami_terms_latency_share()). Of what was seen,
- * `elapsed` is all time since the last step, `used` all that the job did in it.
- */
-void hami_slice_step_latency(struct hami_slice *slice, const struct hami_seen *seen, uint32_t share_percent);
 
 /* Returns when hami_slice_step() has to be called at the latest, by the clock that all share. */
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now);
@@ -138,8 +128,6 @@ int64_t hami_slice_worked(int64_t stay, int64_t longest);
 int64_t hami_slice_unused(int64_t stay, int64_t timeslice);
 /* Returns how short a stay is tiny for somebody of this timeslice, ns. */
 int64_t hami_slice_tiny(int64_t timeslice);
-/* A latency-critical tenant is beyond its share above so much of it, percent, until it is within it. */
-#define HAMI_BEYOND_PERCENT 110u
 /* So much left unused is much. */
 #define HAMI_SLICE_MUCH 90
 

@@ -2,6 +2,7 @@
 #include "arbitration/terms.h"
 
 #include "arbitration/budget.h"
+#include "arbitration/greed.h"
 #include "arbitration/slice.h"
 
 /*
@@ -78,15 +79,18 @@ bool hami_terms_has_long_rounds(const struct hami_terms *terms)
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
 {
 	const bool of_server = job->mode == HAMI_MODE_MPS;
+	/* An MPS server has turns as others have: its clients keep it to nothing else. */
+	const bool latency = step->latency && !of_server;
+	const bool beyond = latency && __atomic_load_n(&job->latency_beyond, __ATOMIC_RELAXED);
 	const uint32_t server_cores = of_server ? __atomic_load_n(&job->server_cores, __ATOMIC_RELAXED) : 0;
 	return (struct hami_terms){
 		.cores_percent = server_cores ? within(server_cores, 1, 100)
 					      : share_of(percent_of(job), percent_of(step)),
 		.of_server = of_server,
 		.policy = step->policy,
-		.slice_us = step->slice_us,
-		/* An MPS server has turns as others have: its clients keep it to nothing else. */
-		.latency = step->latency && !of_server,
+		.slice_us = beyond ? 0 : step->slice_us, /* it is of its class */
+		.latency = latency && !beyond,
+		.beyond = beyond,
 		/* MPS keeps its time, and a MIG instance is nobody else's. */
 		.floor_percent = job->mode == HAMI_MODE_SHARE ? step->floor_percent : 0,
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
@@ -160,9 +164,9 @@ uint32_t hami_terms_latency_share(const struct hami_terms *terms)
 	uint32_t all = within(terms->latency_cores, 0, 10000), left = within(terms->floor_percent, 0, 99);
 	uint32_t cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
 	uint32_t most = 100 - within(left + CHANGES_PERCENT, 0, 99);
-	if (all * HAMI_BEYOND_PERCENT <= most * 100)
+	if (all * HAMI_OVER_PERCENT <= most * 100)
 		return cores;
-	uint32_t share = cores * most * 100 / (all * HAMI_BEYOND_PERCENT);
+	uint32_t share = cores * most * 100 / (all * HAMI_OVER_PERCENT);
 	return within(share, 1, cores ? cores : 1);
 }
 

@@ -19,7 +19,7 @@
 /* The timeslice that libcuda sets, us. */
 #define HAMI_DRIVERS_SLICE_US 2048u
 /*
- * Of several latency-critical tenants those that yield (slice.h) are all paused at the end of each of these, so that those
+ * Of several latency-critical tenants those that yield (greed.h) are all paused at the end of each of these, so that those
  * who give way have the floor: what one of them leaves the others would take. It is no multiple of the common round, so
  * that each turn in that has its part.
  */
@@ -35,6 +35,7 @@ struct hami_terms {
 	uint32_t policy;   /* HAMI_POLICY_... */
 	uint32_t slice_us; /* of the class, instead of what follows from cores_percent; 0: none */
 	bool latency;      /* latency-critical */
+	bool beyond; /* it would be, and wants more than its cores beside others that are: treated as any other */
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
 	uint32_t latency_above; /* of these, those that come before this one, if it is latency-critical */
@@ -44,7 +45,7 @@ struct hami_terms {
 	uint32_t others_capped;        /* other tenants with a cap */
 	bool in_step;                  /* opens, or shuts, at the common instants of its job's slices */
 	uint32_t step_begin;           /* where these are in HAMI_ROUND_NS, permille */
-	bool greedy; /* latency-critical beside others that are, too: it wants more than its share (slice.h) */
+	bool greedy; /* latency-critical beside others that are, too: it wants more than its share (greed.h) */
 	uint32_t beside_slice_us; /* timeslice while a tenant that works in step is on the GPU; 0: none is */
 	uint32_t
 		latency_cores; /* of all latency-critical tenants that leave a floor together; 0: there are not several */
@@ -86,7 +87,7 @@ bool hami_terms_has_long_rounds(const struct hami_terms *terms);
 
 /*
  * Returns the share of a latency-critical tenant beside others of its kind, percent: its cores, or less of them where all
- * of them together, each with as much more as hami_slice_step_latency() allows, would not leave the
+ * of them together, each with as much more as hami_greed_step() allows, would not leave the
  * floor and what changes take.
  */
 uint32_t hami_terms_latency_share(const struct hami_terms *terms);
@@ -96,7 +97,7 @@ uint32_t hami_terms_cap(const struct hami_terms *terms);
 
 /*
  * Returns whether the tenant may work at `now`, ns of the clock that all tenants share; sets when that changes. It
- * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h); one that is
+ * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h, greed.h); one that is
  * latency-critical itself only where it yields.
  */
 bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until);

@@ -17,6 +17,7 @@
 #include "limits/charge.h"
 #include "limits/contexts.h"
 #include "limits/ending.h"
+#include "limits/fitting.h"
 #include "limits/launched.h"
 #include "limits/meter.h"
 #include "limits/opening.h"
@@ -30,12 +31,11 @@
 #define SAMPLE_NS_MOST (2 * MS) /* between two samples, under a cap */
 #define SAMPLE_NS_LEAST (MS / 2)
 #define SAMPLE_NS_UNCAPPED (10 * MS)
-#define COUNT_NS HAMI_ROUND_NS         /* between two counts of what was used */
-#define FIT_NS (HAMI_ROUND_NS * 3 / 4) /* between two fits of the timeslice */
-#define IDLE_NS (100 * MS)             /* nothing outstanding for so long: the keeper rests */
-#define IDLE_FIRST_NS (20 * MS)        /* nothing outstanding for so long: what comes is counted early */
-#define REST_NS (100 * MS)             /* between two looks while it rests: for work that is no launch */
-#define BUSY_NS HAMI_NS_PER_S /* for which a process counts that had work in a good part of its samples */
+#define COUNT_NS HAMI_ROUND_NS  /* between two counts of what was used */
+#define IDLE_NS (100 * MS)      /* nothing outstanding for so long: the keeper rests */
+#define IDLE_FIRST_NS (20 * MS) /* nothing outstanding for so long: what comes is counted early */
+#define REST_NS (100 * MS)      /* between two looks while it rests: for work that is no launch */
+#define BUSY_NS HAMI_NS_PER_S   /* for which a process counts that had work in a good part of its samples */
 #define SLEEP_NS_LEAST (MS / 20)
 #define WAIT_LOOK_NS (MS / 8)  /* between two looks whether a request is over */
 #define RETRY_NS MS            /* until the driver is asked again for what it did not do */
@@ -46,18 +46,12 @@ struct keeper {
 	unsigned int slice_index;
 	struct hami_region *region; /* the slice's */
 	struct hami_terms terms;
-	struct hami_slice slice;
+	struct hami_fitting fitting;
 	struct hami_part part; /* of the turn, among the job's processes */
 	uint32_t worked;       /* of its samples, permille, as a moving mean */
-	struct hami_seen seen; /* since the timeslice was last fitted */
-	uint32_t longest_us;   /* the timeslice of the terms */
-	uint32_t processes;    /* of the step, that divide it */
-	uint64_t job_used;     /* by the last count */
-	int64_t step;          /* shared: the next count at the latest, for the timeslice's sake */
 	bool pauses;           /* the policy's way to keep a cap; false: timeslices alone */
 	bool rests;            /* it has nothing to do */
 	uint32_t busy_clients; /* of the job, that work nearly always */
-	int64_t server_used;   /* by the server, since the timeslice was last fitted */
 	struct hami_opening opening;
 	struct hami_contexts contexts;
 	bool shut;      /* the budget says so */
@@ -69,9 +63,6 @@ struct keeper {
 	int64_t due;  /* steady: since when what is open shall change; 0: it shall not */
 	int64_t sample_gap;
 	uint64_t random;
-	uint32_t timeslice, copy_timeslice;
-	unsigned int groups, copying;           /* that have them */
-	bool no_timeslices, no_copy_timeslices; /* the driver refuses them */
 };
 
 static int64_t least(int64_t a, int64_t b)
@@ -86,54 +77,6 @@ static int64_t jittered(struct keeper *k, int64_t gap)
 	k->random ^= k->random >> 7;
 	k->random ^= k->random << 17;
 	return gap / 2 + (int64_t)(k->random % (uint64_t)gap);
-}
-
-/* Copies are no part of a share: they are only kept from delaying somebody latency-critical. */
-static void set_copy_timeslice(struct keeper *k)
-{
-	const unsigned int groups = hami_objects_copying_ever(k->slice_index);
-	const uint32_t wanted = hami_terms_copy_timeslice_us(&k->terms);
-	if (k->no_copy_timeslices || (wanted == k->copy_timeslice && (!wanted || groups == k->copying)))
-		return;
-	int rc = hami_channels_copy_timeslice(k->slice_index, wanted);
-	if (rc == -EAGAIN)
-		return; /* until the next look */
-	k->no_copy_timeslices = rc != 0;
-	if (rc)
-		hami_log(1, "the driver refuses timeslices of copies%s (%s)\n",
-			 hami_slice_place(k->slice_index), strerror(-rc));
-	k->copy_timeslice = wanted;
-	k->copying = groups;
-}
-
-static void set_timeslice(struct keeper *k)
-{
-	set_copy_timeslice(k);
-	unsigned int groups = hami_objects_started_ever(k->slice_index);
-	k->processes = hami_region_step_processes(k->region);
-	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
-	k->terms.greedy = k->slice.greedy;
-	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes * contexts);
-	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
-	if (k->terms.of_server)
-		wanted = hami_server_timeslice(k->slice_index, k->rests ? k->longest_us : wanted);
-	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
-		return;
-	int rc = 0;
-	if (!wanted && k->timeslice)
-		rc = hami_channels_timeslice(k->slice_index, HAMI_DRIVERS_SLICE_US);
-	if (!rc)
-		rc = hami_channels_timeslice(k->slice_index, wanted);
-	if (rc) {
-		hami_log(k->terms.of_server ? 1 : 0,
-			 "the driver refuses timeslices%s (%s); the GPU's own turns stay\n",
-			 hami_slice_place(k->slice_index), strerror(-rc));
-		k->no_timeslices = true;
-	}
-	if (wanted != k->timeslice)
-		hami_log(2, "timeslices of %u us%s\n", wanted, hami_slice_place(k->slice_index));
-	k->timeslice = wanted;
-	k->groups = groups;
 }
 
 /*
@@ -158,33 +101,9 @@ static bool set_open(struct keeper *k, bool open)
 	return true;
 }
 
-/* Fits the timeslice to the others on the GPU, when enough has been seen of them: `seen` since the last count. */
-static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
+static void set_timeslices(struct keeper *k)
 {
-	hami_seen_add(&k->seen, seen);
-	if (k->seen.elapsed < FIT_NS && seen->now < k->step)
-		return;
-	uint64_t used = hami_opening_job_used(&k->opening);
-	/* Of the job, not of this process alone; or of the server. */
-	k->seen.used = k->terms.of_server ? k->server_used : (int64_t)(used - k->job_used);
-	k->job_used = used;
-	k->server_used = 0;
-	if (k->terms.latency && k->terms.latency_others)
-		hami_slice_step_latency(&k->slice, &k->seen, hami_terms_latency_share(&k->terms));
-	else if (!hami_terms_others_timeslice_us(&k->terms))
-		k->slice = (struct hami_slice){0};
-	else
-		hami_slice_step(&k->slice, &k->seen, k->terms.cores_percent, k->longest_us);
-	k->seen = (struct hami_seen){0};
-	k->step = hami_slice_next(&k->slice, seen->now);
-	set_timeslice(k);
-}
-
-/* Returns the shortest timeslice of the terms of others, us. The other processes of the job are others, too. */
-static uint32_t others_timeslice_us(const struct keeper *k)
-{
-	uint32_t us = hami_terms_others_timeslice_us(&k->terms);
-	return k->processes > 1 && k->longest_us < us && !k->terms.of_server ? k->longest_us : us;
+	hami_fitting_set(&k->fitting, &k->terms, k->contexts.competing, k->rests);
 }
 
 static void read_terms(struct keeper *k)
@@ -195,7 +114,7 @@ static void read_terms(struct keeper *k)
 		part = hami_region_part(k->region, hami_clock_shared() - BUSY_NS);
 	k->part = k->terms.of_server ? (struct hami_part){0} : part;
 	k->busy_clients = k->terms.of_server ? part.count : 0;
-	set_timeslice(k);
+	set_timeslices(k);
 }
 
 /* Counts what was used by the terms as they are now, takes it from the budgets, and learns until when they say the same. */
@@ -205,20 +124,20 @@ static void count(struct keeper *k, int64_t steady)
 	read_terms(k);
 	struct hami_terms of_job = k->terms; /* the job's share, by the step's policy */
 	of_job.cores_percent = hami_terms_read(k->region->job, k->region->job).cores_percent;
-	const uint32_t others_us = others_timeslice_us(k);
-	const struct hami_lengths lengths = {.own_slice = 1000ll * k->timeslice,
-					     .others_slice = hami_slice_others(&k->slice, others_us),
+	const uint32_t others_us = hami_fitting_others_us(&k->fitting, &k->terms);
+	const struct hami_lengths lengths = {.own_slice = 1000ll * k->fitting.timeslice,
+					     .others_slice = hami_slice_others(&k->fitting.slice, others_us),
 					     .others_longest = 1000ll * others_us};
 	struct hami_seen seen = {.now = shared,
 				 .elapsed = steady - k->counted,
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
 				 .capped = hami_terms_cap(&k->terms) < 100,
 				 .others_least_percent = k->terms.others_least_percent,
-				 .other_percent = hami_terms_other_percent(&k->terms, k->processes),
+				 .other_percent = hami_terms_other_percent(&k->terms, k->fitting.processes),
 				 .can_yield = k->pauses && k->terms.turn_length};
-	struct hami_presence presence = {.elapsed = seen.elapsed, .slice = 1000ll * k->timeslice};
+	struct hami_presence presence = {.elapsed = seen.elapsed, .slice = 1000ll * k->fitting.timeslice};
 	hami_meter_count(k->slice_index, shared, &lengths, &seen, &presence);
-	k->server_used += seen.used;
+	k->fitting.server_used += seen.used;
 	if (k->busy_clients > 1)
 		seen.used /= k->busy_clients; /* the job's other clients count the same time */
 	struct hami_spent spent = {.since = k->counted,
@@ -236,7 +155,7 @@ static void count(struct keeper *k, int64_t steady)
 	k->shut = hami_region_spend(k->region, &spent, &wait);
 	k->said = seen.held_back == k->shut ? k->said : shared;
 	seen.held_back = seen.held_back || k->shut;
-	fit_timeslice(k, &seen);
+	hami_fitting_count(&k->fitting, &k->terms, &seen, of_job.cores_percent, k->contexts.competing);
 	k->counted = steady;
 	k->change = wait > HAMI_NS_PER_S ? steady + HAMI_NS_PER_S : steady + wait;
 	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(spent.step_cap) / 4;
@@ -275,13 +194,7 @@ static void rest(struct keeper *k)
 	k->rests = false;
 	k->busy = k->begun = k->counted = k->sampled = hami_clock_steady();
 	k->change = k->busy;
-	if (k->terms.latency) { /* whether it is beyond its share goes by all time, and all processes */
-		k->seen.elapsed += k->busy - begun;
-		k->seen.samples += (uint32_t)((k->busy - begun) / SAMPLE_NS_MOST);
-	} else {
-		k->seen = (struct hami_seen){0};
-		k->job_used = hami_opening_job_used(&k->opening);
-	}
+	hami_fitting_rested(&k->fitting, k->busy - begun, (k->busy - begun) / SAMPLE_NS_MOST);
 	read_terms(k);
 }
 
@@ -336,10 +249,11 @@ static int64_t look(struct keeper *k)
 	int64_t steady = hami_clock_steady(), until, part, in_step;
 	if (k->opening.open && steady >= k->sampled)
 		sample(k, steady);
-	if (steady >= k->change || steady - k->counted >= count_gap(k) || hami_clock_shared() >= k->step)
+	if (steady >= k->change || steady - k->counted >= count_gap(k) ||
+	    hami_clock_shared() >= k->fitting.step)
 		count(k, steady);
 	int64_t shared = hami_clock_shared();
-	bool turn = hami_terms_turn(&k->terms, hami_slice_yields(&k->slice), shared, &until);
+	bool turn = hami_terms_turn(&k->terms, hami_fitting_yields(&k->fitting, &k->terms), shared, &until);
 	turn = hami_part_open(&k->terms, &k->part, shared, &part) && turn;
 	bool open = hami_terms_open(&k->terms, k->shut, k->said, shared, &in_step);
 	until = least(until, least(part, in_step));
@@ -358,8 +272,8 @@ static int64_t look(struct keeper *k)
 		wanted = !hami_server_pauses(k->slice_index, until);
 	bool done = set_open(k, wanted);
 	if (k->terms.of_server && k->opening.open && hami_server_opens(k->slice_index, shared))
-		set_timeslice(k);
-	int64_t step = k->step == INT64_MAX ? INT64_MAX : steady + (k->step - shared);
+		set_timeslices(k);
+	int64_t step = k->fitting.step == INT64_MAX ? INT64_MAX : steady + (k->fitting.step - shared);
 	int64_t next = least(least(k->change, k->counted + count_gap(k)), least(turn_ends, step));
 	next = least(next, k->opening.open ? k->sampled : steady + SHUT_LOOK_NS);
 	return done ? next : steady + RETRY_NS;
@@ -370,6 +284,7 @@ int hami_keep(unsigned int slice, bool pauses)
 	struct keeper k = {
 		.slice_index = slice,
 		.region = hami_slice_region(slice),
+		.fitting = {.slice_index = slice, .region = hami_slice_region(slice)},
 		.pauses = pauses,
 		.opening = {.slice = slice, .region = hami_slice_region(slice), .open = true, .duty = 1000},
 		.sample_gap = SAMPLE_NS_MOST,

@@ -17,11 +17,6 @@
 #define MS 1000000ll
 #define GONE_IN_A_ROW 100 /* pauses that channels foiled which were just freed */
 
-uint64_t hami_opening_job_used(const struct hami_opening *o)
-{
-	return __atomic_load_n(&o->region->usage->head.time_used, __ATOMIC_RELAXED);
-}
-
 static void set_paused(struct hami_opening *o, const uint64_t *paused, size_t count)
 {
 	if (!count && !o->paused_count)
@@ -53,7 +48,7 @@ static void refused(struct hami_opening *o, int rc, int64_t steady)
 /* Notes, at an opening, what the job used since the last one, of the time for which it was open: as a moving mean. */
 static void note_duty(struct hami_opening *o, int64_t steady)
 {
-	uint64_t used = hami_opening_job_used(o);
+	uint64_t used = hami_region_time_used(o->region);
 	int64_t length = o->closed - o->opened;
 	if (o->opened && length >= MS) {
 		uint64_t permille = (used - o->opened_used) * 1000 / (uint64_t)length;

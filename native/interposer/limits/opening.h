@@ -39,7 +39,4 @@ bool hami_opening_set(struct hami_opening *o, bool open, const uint64_t *paused,
 /* Returns whether that is what they are. */
 bool hami_opening_is(const struct hami_opening *o, bool open, const uint64_t *paused, size_t count);
 
-/* Returns what the job has used by now. */
-uint64_t hami_opening_job_used(const struct hami_opening *o);
-
 #endif

@@ -23,6 +23,11 @@ uint32_t hami_region_processes(struct hami_region *region)
 	return PEEK(region->usage->head.processes);
 }
 
+uint64_t hami_region_time_used(const struct hami_region *region)
+{
+	return PEEK(region->usage->head.time_used);
+}
+
 void hami_region_note_busy(struct hami_region *region, int64_t now)
 {
 	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);

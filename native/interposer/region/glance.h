@@ -17,6 +17,9 @@ uint32_t hami_region_step_processes(struct hami_region *region);
 /* Returns how many of the job's processes hold a slot. */
 uint32_t hami_region_processes(struct hami_region *region);
 
+/* Returns the GPU's time that all processes of the job have used, those that have ended too, ns. */
+uint64_t hami_region_time_used(const struct hami_region *region);
+
 /* Notes that this process has work on the GPU for a good part of its time, at `now` (hami_clock_shared()). */
 void hami_region_note_busy(struct hami_region *region, int64_t now);
 

@@ -37,3 +37,9 @@ void hami_region_note_use(struct hami_region *region)
 {
 	set_later(&region->usage->head.last_use_unix_ns, (uint64_t)hami_clock_shared());
 }
+
+void hami_region_note_more(struct hami_region *region, int64_t now)
+{
+	/* Not the latest: one that was written before the clock was set back would count for long. */
+	__atomic_store_n(&region->usage->head.more_unix_ns, (uint64_t)now, __ATOMIC_RELAXED);
+}

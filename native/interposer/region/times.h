@@ -17,4 +17,7 @@ void hami_region_note_launch(struct hami_region *region);
 /* Notes that work of this process is on the GPU now. */
 void hami_region_note_use(struct hami_region *region);
 
+/* Notes that the job wants more than its cores, at `now` (hami_clock_shared()). */
+void hami_region_note_more(struct hami_region *region, int64_t now);
+
 #endif

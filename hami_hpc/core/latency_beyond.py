@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which latency-critical jobs of a GPU are treated as any other, as they want more than their cores. Pure.
+
+docs/adr/116 has the reasons.
+
+A job says so itself (more_unix_ns of its usage file, native/interposer/arbitration/greed.h), which its user may write
+as they like. So a word decides over the job that says it alone: what it wins by being silent is what it had before,
+and what it loses by saying it is its own.
+
+Of several jobs that want more one is taken at a time. What made others late may have been that one, whose requests
+then no longer pile up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SECOND = 1_000_000_000
+HEARD_NS = 600_000_000  # so old a word may be; a job that wants more says it each 40 ms
+SAID_NS = 400_000_000  # for so long it has to say it
+APART_NS = 3 * SECOND // 2  # between two that are taken on a GPU: until the others' means are of after the first
+SILENT_NS = SECOND  # who has not said it for so long is latency-critical again
+# One who has too little of its cores may have no more than requests that piled up, which the others keep it from doing.
+TRIED_NS = 4 * SECOND  # after which it is latency-critical again, for a try; twice as long after each
+TRIED_NS_MOST = 256 * SECOND
+ENOUGH_PERCENT = 90  # of its cores
+
+
+class Said(NamedTuple):
+    """What a latency-critical job says at a look: when it last wanted more (ns since 1970), and how much of the GPU's
+    time it has used, ns. `is_beyond`: it is treated as any other."""
+
+    job_id: int
+    cores_percent: int
+    is_beyond: bool
+    more_unix_ns: int
+    used_ns: int
+
+
+@dataclass
+class _Known:
+    """What is remembered of a job: since when it says it without a pause (0: it does not), when it was last heard,
+    since when it is as it is, what it had used then, and how long a try is away."""
+
+    heard_since_ns: int
+    heard_ns: int
+    is_beyond: bool
+    since_ns: int
+    used_then_ns: int
+    used_ns: int
+    lately_ns: int = 0  # used between the last two looks
+    tried_ns: int = TRIED_NS
+
+
+@dataclass
+class OfGpu:
+    """The latency-critical jobs of one GPU. `now` is CLOCK_REALTIME, ns, as the jobs' words are."""
+
+    _known: dict[int, _Known] = field(default_factory=dict)
+    _taken_ns: int = 0
+    _now_ns: int = 0
+
+    def decide(self, jobs: Iterable[Said], now_ns: int) -> dict[int, bool]:
+        """Returns what changes, by job id: whether it is treated as any other from now on."""
+        jobs = list(jobs)
+        if now_ns < self._now_ns:  # the clock was set back
+            self._known, self._taken_ns = {}, 0
+        self._now_ns = now_ns
+        self._known = {job.job_id: self._look(job, now_ns) for job in jobs}
+        changes = {job.job_id: False for job in jobs if job.is_beyond and self._returns(job, now_ns)}
+        taken = [job for job in jobs if not job.is_beyond and self._may_be_taken(job, now_ns)]
+        if taken and now_ns - self._taken_ns >= APART_NS:
+            changes[min(taken, key=self._first).job_id] = True
+            self._taken_ns = now_ns
+        return changes
+
+    def _look(self, job: Said, now_ns: int) -> _Known:
+        known = self._known.get(job.job_id)
+        if known is None or job.used_ns < known.used_ns:  # a new job, or its user's nonsense
+            known = _Known(0, now_ns, job.is_beyond, now_ns, job.used_ns, job.used_ns)
+        if known.is_beyond != job.is_beyond:
+            known.is_beyond, known.since_ns, known.used_then_ns = job.is_beyond, now_ns, job.used_ns
+            known.heard_since_ns = 0  # what it said before was of then
+        known.lately_ns, known.used_ns = job.used_ns - known.used_ns, job.used_ns
+        if abs(now_ns - job.more_unix_ns) <= HEARD_NS:
+            known.heard_since_ns, known.heard_ns = known.heard_since_ns or now_ns, now_ns
+        else:
+            known.heard_since_ns = 0
+        return known
+
+    def _may_be_taken(self, job: Said, now_ns: int) -> bool:
+        since_ns = self._known[job.job_id].heard_since_ns
+        return since_ns > 0 and now_ns - since_ns >= SAID_NS
+
+    def _first(self, job: Said) -> tuple[int, float, int]:
+        """Returns the place of a job among those that want more, the least first: who has said it for longest, then who
+        used most of what it asked for."""
+        known = self._known[job.job_id]
+        return known.heard_since_ns, -known.lately_ns / max(1, job.cores_percent), job.job_id
+
+    def _returns(self, job: Said, now_ns: int) -> bool:
+        known = self._known[job.job_id]
+        if not known.heard_since_ns and now_ns - known.heard_ns >= SILENT_NS:
+            known.tried_ns = TRIED_NS
+            return True
+        elapsed_ns = now_ns - known.since_ns
+        if elapsed_ns < known.tried_ns:
+            return False
+        is_enough = 100 * (job.used_ns - known.used_then_ns) * 100 >= elapsed_ns * job.cores_percent * ENOUGH_PERCENT
+        known.since_ns, known.used_then_ns = now_ns, job.used_ns
+        if is_enough:
+            return False
+        known.tried_ns = min(TRIED_NS_MOST, 2 * known.tried_ns)
+        return True

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/fitting.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "arbitration/budget.h"
+#include "base/log.h"
+#include "driver/rm_objects.h"
+#include "limits/channels.h"
+#include "limits/server.h"
+#include "region/glance.h"
+#include "region/process.h"
+#include "region/times.h"
+
+#define FIT_NS (HAMI_ROUND_NS * 3 / 4) /* between two fits of the timeslice */
+
+/* Copies are no part of a share: they are only kept from delaying somebody latency-critical. */
+static void set_copies(struct hami_fitting *f, const struct hami_terms *terms)
+{
+	const unsigned int groups = hami_objects_copying_ever(f->slice_index);
+	const uint32_t wanted = hami_terms_copy_timeslice_us(terms);
+	if (f->no_copy_timeslices || (wanted == f->copy_timeslice && (!wanted || groups == f->copying)))
+		return;
+	int rc = hami_channels_copy_timeslice(f->slice_index, wanted);
+	if (rc == -EAGAIN)
+		return; /* until the next look */
+	f->no_copy_timeslices = rc != 0;
+	if (rc)
+		hami_log(1, "the driver refuses timeslices of copies%s (%s)\n",
+			 hami_slice_place(f->slice_index), strerror(-rc));
+	f->copy_timeslice = wanted;
+	f->copying = groups;
+}
+
+void hami_fitting_set(struct hami_fitting *f, struct hami_terms *terms, uint32_t contexts, bool rests)
+{
+	set_copies(f, terms);
+	unsigned int groups = hami_objects_started_ever(f->slice_index);
+	f->processes = hami_region_step_processes(f->region);
+	terms->greedy = f->greed.greedy;
+	f->longest_us = hami_terms_timeslice_us(terms, f->processes * (contexts > 1 ? contexts : 1));
+	uint32_t wanted = hami_slice_us(&f->slice, f->longest_us);
+	if (terms->of_server)
+		wanted = hami_server_timeslice(f->slice_index, rests ? f->longest_us : wanted);
+	if (f->no_timeslices || (wanted == f->timeslice && groups == f->groups))
+		return;
+	int rc = 0;
+	if (!wanted && f->timeslice)
+		rc = hami_channels_timeslice(f->slice_index, HAMI_DRIVERS_SLICE_US);
+	if (!rc)
+		rc = hami_channels_timeslice(f->slice_index, wanted);
+	if (rc) {
+		hami_log(terms->of_server ? 1 : 0,
+			 "the driver refuses timeslices%s (%s); the GPU's own turns stay\n",
+			 hami_slice_place(f->slice_index), strerror(-rc));
+		f->no_timeslices = true;
+	}
+	if (wanted != f->timeslice)
+		hami_log(2, "timeslices of %u us%s\n", wanted, hami_slice_place(f->slice_index));
+	f->timeslice = wanted;
+	f->groups = groups;
+}
+
+/* Learns whether a latency-critical job wants more than it asked for, and says so to root. */
+static void learn_greed(struct hami_fitting *f, const struct hami_terms *terms, int64_t shared,
+			uint32_t job_cores)
+{
+	const uint64_t used = hami_region_time_used(f->region);
+	f->work.used = (int64_t)(used - f->work_used);
+	f->work_used = used;
+	hami_greed_step(&f->greed, &f->work, hami_terms_latency_share(terms), job_cores);
+	f->work = (struct hami_work){0};
+	if (f->greed.more)
+		hami_region_note_more(f->region, shared);
+}
+
+void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const struct hami_seen *seen,
+			uint32_t job_cores, uint32_t contexts)
+{
+	const struct hami_work work = {.elapsed = seen->elapsed,
+				       .others = seen->stays.others,
+				       .samples = seen->samples,
+				       .outstanding = seen->outstanding};
+	hami_seen_add(&f->seen, seen);
+	hami_work_add(&f->work, &work);
+	if (f->seen.elapsed < FIT_NS && seen->now < f->step)
+		return;
+	const uint64_t used = hami_region_time_used(f->region);
+	/* Of the job, not of this process alone; or of the server. */
+	f->seen.used = terms->of_server ? f->server_used : (int64_t)(used - f->job_used);
+	f->job_used = used;
+	f->server_used = 0;
+	if (terms->latency || terms->beyond)
+		learn_greed(f, terms, seen->now, job_cores);
+	else
+		f->greed = (struct hami_greed){0};
+	if (!hami_terms_others_timeslice_us(terms))
+		f->slice = (struct hami_slice){0};
+	else
+		hami_slice_step(&f->slice, &f->seen, terms->cores_percent, f->longest_us);
+	f->seen = (struct hami_seen){0};
+	f->step = hami_slice_next(&f->slice, seen->now);
+	hami_fitting_set(f, terms, contexts, false);
+}
+
+void hami_fitting_rested(struct hami_fitting *f, int64_t rested, int64_t looks)
+{
+	f->seen = (struct hami_seen){0};
+	f->job_used = hami_region_time_used(f->region);
+	f->work.elapsed += rested;
+	f->work.samples += (uint32_t)looks;
+}
+
+bool hami_fitting_yields(const struct hami_fitting *f, const struct hami_terms *terms)
+{
+	if (terms->latency)
+		return terms->latency_others && f->greed.yields;
+	return hami_slice_yields(&f->slice);
+}
+
+uint32_t hami_fitting_others_us(const struct hami_fitting *f, const struct hami_terms *terms)
+{
+	uint32_t us = hami_terms_others_timeslice_us(terms);
+	return f->processes > 1 && f->longest_us < us && !terms->of_server ? f->longest_us : us;
+}

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency-critical jobs that want more than their cores, with what root tells them of it; on the simulation."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from beyond import Job, Root
+from conformance import BUILD, REAL_GPU, make_slice
+from test_compute import SPIN, machine, measured, start
+
+from hami_hpc.contract import constants as c
+
+__all__ = ["machine"]
+pytestmark = pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/latency_beyond.py")
+SERVE = str(BUILD / "compute/requests_take_time")
+
+
+def on_a_gpu(tmp_path: Path, machine: tuple[Path, str], *jobs: tuple[int, int]) -> Root:
+    """Makes jobs of so many cores, latency-critical (1) or not, that root has told of each other."""
+    place = tmp_path / f"gpu{len(list(tmp_path.iterdir()))}"
+    made = []
+    for number, (cores, latency) in enumerate(jobs, start=1):
+        fields = {"latency": latency, "floor_percent": 5 * latency}
+        slice = make_slice(
+            place / str(number), *machine, job_mib=8192, cores_percent=cores, policy="burst", fields=fields
+        )
+        made.append(Job(number, cores, latency, slice))
+    return Root(made)
+
+
+def busy(job: Job, milliseconds: int, kernel_us: int = 1000) -> subprocess.Popen[str]:
+    return start(job.made, SPIN, milliseconds, kernel_us)
+
+
+def share(process: subprocess.Popen[str]) -> float:
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return float(out)
+
+
+def times_us(out: str) -> list[int]:
+    """Returns how long the requests took that requests_take_time lists, sorted."""
+    words = [line.split() for line in out.splitlines() if " " in line]
+    return sorted((int(end) - int(begin)) // 1000 for begin, end in words)
+
+
+def percentile(values: Sequence[int], percent: int) -> int:
+    return values[len(values) * percent // 100]
+
+
+def served(root: Root, seconds: int) -> tuple[int, list[float]]:
+    """Returns the p90 of the first job's requests (0.5 ms each, 4 ms apart) when the others have worked for two
+    seconds, us, and what those had of the GPU."""
+    others = [busy(job, seconds * 1000) for job in root.jobs[1:]]
+    time.sleep(2)
+    command = [SERVE, str((seconds - 3) * 1000 // 5), "500", "4000", "list"]
+    service = subprocess.run(
+        command, env=root.jobs[0].made.environment(), capture_output=True, text=True, timeout=60, check=True
+    )
+    return percentile(times_us(service.stdout), 90), [share(one) for one in others]
+
+
+def test_a_service_does_not_wait_for_one_that_wants_more(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    def both() -> tuple[int, int, list[float]]:
+        root = on_a_gpu(tmp_path, machine, (20, 1), (40, 1), (40, 0))
+        alone, _shares = served(root, 5)
+        with root.agent():
+            with_agent, shares = served(root, 6)
+        assert root.changes == [(2, True)]
+        return alone, with_agent, shares
+
+    def is_right(found: tuple[int, int, list[float]]) -> bool:
+        alone, with_agent, shares = found
+        return with_agent < alone - 400 and with_agent < 1600 and min(shares) > 20
+
+    measured(both, is_right)
+
+
+def test_a_job_that_wants_less_again_is_latency_critical_again(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    root = on_a_gpu(tmp_path, machine, (20, 1), (40, 1), (30, 0))
+    with root.agent():
+        batch = busy(root.jobs[2], 6500)
+        share(busy(root.jobs[1], 2500))
+        assert root.changes == [(2, True)]
+        time.sleep(2.5)
+        assert root.changes == [(2, True), (2, False)]
+        command = [SERVE, "100", "500", "4000", "wait"]
+        subprocess.run(command, env=root.jobs[1].made.environment(), timeout=60, check=True, capture_output=True)
+        share(batch)
+    assert root.changes == [(2, True), (2, False)], "it says no more that it wants more"
+
+
+def test_what_root_says_is_kept_to_while_the_job_works(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """It has its turn, is paused outside of it, and works as before when root says that it is latency-critical."""
+
+    def slices() -> list[str]:
+        root = on_a_gpu(tmp_path, machine, (20, 1), (40, 1), (40, 0))
+        environment = root.jobs[1].made.environment() | {c.ENV_LOG: "2"}
+        greedy = subprocess.Popen([SPIN, "3000", "1000"], env=environment, stderr=subprocess.PIPE, text=True)
+        batch = busy(root.jobs[2], 3000)
+        time.sleep(1)
+        root.jobs[1].is_beyond = True
+        root.tell()
+        time.sleep(1)
+        root.jobs[1].is_beyond = False
+        root.tell()
+        _out, errors = greedy.communicate(timeout=60)
+        share(batch)
+        return [line.split("timeslices of ")[1] for line in errors.splitlines() if "timeslices of" in line]
+
+    measured(slices, lambda found: found == ["20000 us", "2000 us", "10 us", "2000 us"])

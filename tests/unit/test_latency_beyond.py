@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which latency-critical jobs of a GPU are treated as any other: the decisions (core/latency_beyond.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hami_hpc.core.latency_beyond import APART_NS, SECOND, TRIED_NS, TRIED_NS_MOST, OfGpu, Said
+
+STEP = SECOND // 2
+BEGIN = 1_700_000_000 * SECOND
+U63 = st.integers(0, 2**63 - 1)
+
+
+@dataclass
+class Job:
+    """`says` tells, from whether it is treated as any other, whether it wants more and how much of the time it uses."""
+
+    cores: int
+    says: Callable[[bool], tuple[bool, float]]
+    is_beyond: bool = False
+    used_ns: int = 0
+    more_ns: int = 0
+
+
+@dataclass
+class Gpu:
+    jobs: dict[int, Job]
+    now: int = BEGIN
+    rules: OfGpu = field(default_factory=OfGpu)
+    log: list[tuple[float, int, bool]] = field(default_factory=list)  # seconds, job, whether it is as any other now
+
+    def go_on(self, seconds: float) -> None:
+        for _ in range(round(seconds * SECOND / STEP)):
+            self.now += STEP
+            for job in self.jobs.values():
+                wants, used = job.says(job.is_beyond)
+                job.used_ns += int(used * STEP)
+                job.more_ns = self.now - 20_000_000 if wants else job.more_ns
+            for job_id, to in self.rules.decide(self.said(), self.now).items():
+                assert self.jobs[job_id].is_beyond != to, "a change changes something"
+                self.jobs[job_id].is_beyond = to
+                self.log.append(((self.now - BEGIN) / SECOND, job_id, to))
+
+    def said(self) -> list[Said]:
+        return [Said(i, job.cores, job.is_beyond, job.more_ns, job.used_ns) for i, job in self.jobs.items()]
+
+    def beyond(self) -> list[int]:
+        return [job_id for job_id, job in self.jobs.items() if job.is_beyond]
+
+
+def always(wants: bool, used: float) -> Callable[[bool], tuple[bool, float]]:
+    return lambda _is_beyond: (wants, used)
+
+
+def test_who_wants_more_is_taken_soon_and_comes_back_soon_after() -> None:
+    gpu = Gpu({1: Job(40, always(True, 0.8)), 2: Job(20, always(False, 0.04))})
+    gpu.go_on(60)
+    assert [(job, to) for _at, job, to in gpu.log] == [(1, True)]
+    assert gpu.log[0][0] <= 1
+    gpu.jobs[1].says = always(False, 0.1)
+    gpu.go_on(3)
+    assert gpu.beyond() == []
+
+
+def test_requests_that_pile_up_behind_another_job_take_nobody() -> None:
+    """The service has work all the time while the other one is latency-critical; both say so at the same look."""
+    gpu = Gpu({})
+    greedy = Job(40, always(True, 0.8))
+    gpu.jobs = {1: Job(20, lambda _is: (not greedy.is_beyond, 0.1 if not greedy.is_beyond else 0.15)), 2: greedy}
+    gpu.go_on(30)
+    assert [(job, to) for _at, job, to in gpu.log] == [(2, True)]
+
+
+def test_all_that_want_more_are_taken_one_after_the_other() -> None:
+    gpu = Gpu({i: Job(20, always(True, 0.3)) for i in range(4)})
+    gpu.go_on(10)
+    assert gpu.beyond() == [0, 1, 2, 3]
+    times = [at for at, _job, _to in gpu.log]
+    assert all(later - earlier >= APART_NS / SECOND for earlier, later in pairwise(times))
+
+
+def test_a_service_whose_requests_piled_up_is_latency_critical_again_and_stays_so() -> None:
+    """Treated as any other it has 3 % of the time, for whose requests it always waits; else it has what it asks for."""
+    gpu = Gpu(
+        {1: Job(45, always(True, 0.5)), 2: Job(45, lambda is_beyond: (is_beyond, 0.03 if is_beyond else 0.4), True)}
+    )
+    gpu.go_on(TRIED_NS / SECOND + 2)
+    assert gpu.beyond() == [1]
+    gpu.log.clear()
+    gpu.go_on(60)
+    assert gpu.log == []
+
+
+def test_who_wants_everything_and_has_too_little_is_tried_ever_more_seldom() -> None:
+    gpu = Gpu({1: Job(60, lambda is_beyond: (True, 0.4 if is_beyond else 0.9)), 2: Job(20, always(False, 0.1))})
+    gpu.go_on(2000)
+    returns = [at for at, job, to in gpu.log if (job, to) == (1, False)]
+    gaps = [later - earlier for earlier, later in pairwise(returns)]
+    assert gaps == sorted(gaps)
+    assert TRIED_NS_MOST / SECOND <= gaps[-1] <= TRIED_NS_MOST / SECOND + 3
+    assert len(returns) < 15
+
+
+def test_a_job_that_says_it_now_and_then_keeps_no_other_from_being_taken() -> None:
+    """Three of them, of one user, that are silent again as soon as they are taken."""
+    gpu = Gpu({4: Job(30, always(True, 0.8))})
+    gpu.jobs |= {i: Job(1, lambda is_beyond: (not is_beyond, 9.0)) for i in range(3)}
+    gpu.go_on(10)
+    assert 4 in gpu.beyond()
+
+
+def test_words_of_the_future_and_of_long_ago_are_not_heard() -> None:
+    gpu = Gpu({1: Job(40, always(False, 0.8)), 2: Job(40, always(False, 0.1))})
+    for more_ns in (2**63 - 1, BEGIN + 3600 * SECOND, BEGIN - 3600 * SECOND, 0):
+        gpu.jobs[1].more_ns = more_ns
+        gpu.go_on(5)
+        assert gpu.beyond() == []
+
+
+def test_a_clock_that_is_set_back_stops_nothing() -> None:
+    gpu = Gpu({1: Job(40, always(True, 0.8)), 2: Job(20, always(False, 0.1))})
+    gpu.go_on(5)
+    gpu.now -= 3600 * SECOND
+    gpu.go_on(5)
+    assert gpu.beyond() == [1]
+    gpu.jobs[1].says = always(False, 0.1)
+    gpu.go_on(3)
+    assert gpu.beyond() == []
+    gpu.jobs[1].says = always(True, 0.8)
+    gpu.go_on(3)
+    assert gpu.beyond() == [1]
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 200), st.booleans(), U63, U63)), max_size=10), U63)
+@settings(max_examples=100, deadline=None)
+def test_any_words_are_survived_and_at_most_one_is_taken_at_a_look(
+    looks: list[list[tuple[int, int, bool, int, int]]], now: int
+) -> None:
+    rules = OfGpu()
+    for look in looks:
+        said = {words[0]: Said(*words) for words in look}
+        changes = rules.decide(said.values(), now)
+        assert sum(changes.values()) <= 1
+        assert all(said[job_id].is_beyond != to for job_id, to in changes.items())
+        now += STEP

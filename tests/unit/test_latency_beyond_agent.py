@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency-critical jobs that want more than their cores: what the agent writes into their records, whatever happens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from node_testbed import UID, Node, job_environment
+from test_crash import all_lines
+
+from hami_hpc.agent.latency_beyond import PERIOD_S, LatencyBeyond
+from hami_hpc.agent.slices import Slices
+from hami_hpc.contract import constants as c
+from hami_hpc.errors import NodeError
+from hami_hpc.stages import common
+from hami_hpc.stages.prolog import prolog
+
+GREEDY, SERVICE, BATCH, LATE = 7, 8, 9, 10
+CORES = {GREEDY: "40", SERVICE: "20", BATCH: "30", LATE: "5"}
+FIELDS = ("latency_beyond", "latency_others", "turn_length_permille", "latency_cores")
+BY_THEMSELVES = {GREEDY: (0, 1, 950, 60), SERVICE: (0, 1, 950, 60), BATCH: (0, 2, 0, 0)}
+AS_ANY_OTHER = {GREEDY: (1, 1, 571, 0), SERVICE: (0, 0, 0, 0), BATCH: (0, 1, 429, 0)}
+
+
+@dataclass
+class Site:
+    """A node with two latency-critical jobs and a best-effort one on a GPU; `wants` are the jobs that want more."""
+
+    node: Node
+    now: int = 1_700_000_000 * 10**9
+    wants: set[int] = field(default_factory=lambda: {GREEDY})
+
+    def agent(self) -> LatencyBeyond:
+        return LatencyBeyond(self.node.settings, lambda: self.now)
+
+    def begin(self, *job_ids: int) -> None:
+        for job_id in job_ids:
+            given = {c.ENV_CLASS: "be" if job_id == BATCH else "lc", c.ENV_CORES: CORES[job_id]}
+            prolog(self.node.settings, job_environment(job_id, 1024, **given))
+
+    def look(self, agent: LatencyBeyond, times: int = 6) -> str:
+        problem = ""
+        for _ in range(times):
+            self.now += int(PERIOD_S * 10**9)
+            for job_id in self.wants:
+                self.node.write_usage(job_id, more_unix_ns=self.now - 1, time_used=self.now - 1_600_000_000 * 10**9)
+            problem = agent.once()
+        return problem
+
+    def path(self, job_id: int, name: str = c.FILE_JOB_LIMITS) -> Path:
+        return self.node.jobs / str(job_id) / name
+
+    def told(self) -> dict[int, tuple[int, ...]]:
+        """Returns what the records say, each of them stable."""
+        records = {int(name): self.path(int(name)).read_bytes() for name in self.node.names() if name.isdigit()}
+
+        def number(data: bytes, name: str) -> int:
+            offset, width, _kind = c.LIMITS_FIELDS[name]
+            return int.from_bytes(data[offset : offset + width], "little")
+
+        assert [job_id for job_id, data in records.items() if number(data, "sequence") % 2] == []
+        return {job_id: tuple(number(data, name) for name in FIELDS) for job_id, data in sorted(records.items())}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = Site(Node.make(tmp_path / "node"))
+    site.begin(GREEDY, SERVICE, BATCH)
+    assert site.told() == BY_THEMSELVES
+    return site
+
+
+def test_who_wants_more_has_a_turn_like_others_until_it_does_not(site: Site) -> None:
+    agent = site.agent()
+    assert site.look(agent) == ""
+    assert site.told() == AS_ANY_OTHER
+    seen = Slices(site.node.settings.run_dir)
+    assert [one.beyond for one in seen.look()[0]] == [True, False, False]
+    site.wants.clear()
+    assert site.look(agent) == ""
+    assert site.told() == BY_THEMSELVES
+    assert [one.beyond for one in seen.look()[0]] == [False, False, False]
+
+
+def test_what_the_agent_said_of_a_job_outlives_it_and_the_stages_of_others(site: Site) -> None:
+    site.look(site.agent())
+    site.begin(LATE)
+    assert site.told()[GREEDY][0] == 1
+    assert site.node.epilog(LATE) == 0
+    assert site.told() == AS_ANY_OTHER
+    agent = site.agent()
+    site.look(agent, 20)
+    assert site.told() == AS_ANY_OTHER
+    site.wants.clear()
+    site.look(agent)
+    assert site.told() == BY_THEMSELVES
+
+
+def test_the_only_latency_critical_job_is_one_whatever_it_wants(site: Site) -> None:
+    site.look(site.agent())
+    assert site.node.epilog(SERVICE) == 0
+    assert site.told() == {GREEDY: (0, 0, 0, 0), BATCH: (0, 1, 0, 0)}
+    site.look(site.agent(), 20)
+    assert site.told() == {GREEDY: (0, 0, 0, 0), BATCH: (0, 1, 0, 0)}
+
+
+def test_where_all_want_more_nobody_is_latency_critical(site: Site) -> None:
+    site.wants.add(SERVICE)
+    agent = site.agent()
+    site.look(agent, 12)
+    assert [row[:2] for row in site.told().values()] == [(1, 0), (1, 0), (0, 0)]
+
+
+def test_an_agent_that_is_told_to_end_gives_all_their_place_back_and_says_nothing_more(site: Site) -> None:
+    agent = site.agent()
+    site.look(agent)
+    assert agent.end() == ""
+    assert site.told() == BY_THEMSELVES
+    site.look(agent)
+    assert site.told() == BY_THEMSELVES
+
+
+@pytest.mark.own_process
+def test_after_an_agent_killed_at_any_line_the_next_one_tells_all_the_same(site: Site) -> None:
+    agent = site.agent()
+
+    def before() -> None:
+        nonlocal agent
+        fresh = site.agent()
+        site.wants.clear()
+        site.look(fresh)
+        assert site.told() == BY_THEMSELVES
+        site.wants.add(GREEDY)
+        agent = site.agent()
+        site.look(agent, 1)
+        site.now += int(PERIOD_S * 10**9)
+        site.node.write_usage(GREEDY, more_unix_ns=site.now - 1)
+
+    before()
+    agent.once()
+    assert site.told() == AS_ANY_OTHER
+    found = set()
+    for line in all_lines(lambda: print(agent.once(), end=""), before):
+        site.agent().once()
+        told = site.told()
+        assert told in (AS_ANY_OTHER, BY_THEMSELVES), f"killed at {line}"
+        found.add(told == AS_ANY_OTHER)
+    assert found == {False, True}
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def link_it(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def fill(path: Path) -> None:
+    path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+@pytest.mark.parametrize("how", [shorten, link_it, fifo, fill, Path.unlink])
+def test_what_a_user_does_to_their_own_file_touches_no_other_job(site: Site, how: Callable[[Path], None]) -> None:
+    how(site.path(SERVICE, c.FILE_USAGE))
+    assert site.look(site.agent()) == ""
+    assert site.told()[GREEDY][0] == 1
+    assert site.told()[SERVICE][0] == 0
+
+
+def test_a_job_whose_record_root_did_not_write_is_none_of_several(site: Site) -> None:
+    os.chown(site.path(SERVICE), UID, UID)
+    assert site.look(site.agent()) == ""
+    assert site.told()[GREEDY][0] == 0
+
+
+def test_where_the_ledger_cannot_be_opened_that_is_the_problem_and_it_is_tried_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_settings: object) -> None:
+        raise NodeError("the ledger is damaged")
+
+    agent = site.agent()
+    with monkeypatch.context() as patch:
+        patch.setattr(common, "open_ledger", refuse)
+        with pytest.raises(NodeError, match="damaged"):
+            site.look(agent)
+        assert site.told() == BY_THEMSELVES
+    site.look(agent)
+    assert site.told() == AS_ANY_OTHER
