@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Has latency-critical jobs that want more than their cores treated as any other (docs/adr/116): hears what the jobs of
-each GPU with several of them say, and writes what core/latency_beyond.py decides into the jobs' records.
+each GPU with one of them and others say, and writes what core/latency_beyond.py decides into the jobs' records.
 
 It reads the run directory alone, so it goes on where NVML does not answer. What a killed agent left stays: each job's
 record says how it is treated. An agent that is told to end gives all their place back.
@@ -48,7 +48,7 @@ class LatencyBeyond:
         with self._lock:
             if self._has_ended:
                 return ""
-            by_gpu = self._several()
+            by_gpu = self._shared()
             changes: dict[tuple[int, str], bool] = {}
             self._gpus = {uuid: self._gpus.get(uuid) or OfGpu() for uuid in by_gpu}
             for uuid, grants in by_gpu.items():
@@ -64,27 +64,34 @@ class LatencyBeyond:
         """Has all jobs treated as they asked. Nothing is decided after it. Results and errors as those of once()."""
         with self._lock:
             self._has_ended = True
-            by_gpu = self._several()
-            changes = {(grant.job_id, uuid): False for uuid, grants in by_gpu.items() for grant in grants}
+            urgent = [grant for grants in self._shared().values() for grant in grants if is_latency(grant)]
+            changes = {(grant.job_id, grant.gpu_uuid): False for grant in urgent}
             return self._write(changes) if changes else ""
 
-    def _several(self) -> dict[str, list[Grant]]:
-        """Returns the latency-critical jobs of the GPUs that have several."""
+    def _shared(self) -> dict[str, list[Grant]]:
+        """Returns the jobs with mode=share of the GPUs that have several, of which one is latency-critical. Of MPS
+        clients nobody knows what each has."""
         by_gpu: dict[str, list[Grant]] = {}
         for grant in self._slices.grants():
-            if is_latency(grant):
+            if grant.mode == "share":
                 by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
-        return {uuid: grants for uuid, grants in by_gpu.items() if len(grants) > 1}
+        return {uuid: grants for uuid, grants in by_gpu.items() if len(grants) > 1 and any(map(is_latency, grants))}
 
     def _said(self, grant: Grant) -> Said | None:
-        """Returns what a job says. None: it has ended, or its files are not there yet."""
+        """Returns what a job says; None: it has ended. It says nothing whose user took the file away."""
         try:
-            beyond, head = self._slices.is_beyond(grant), self._slices.head_of(grant)
+            beyond = is_latency(grant) and self._slices.is_beyond(grant)
+        except OSError:
+            return None
+        try:
+            head = self._slices.head_of(grant)
             (used_ns,) = struct.unpack_from("<Q", head, _USED_AT)
             (more_ns,) = struct.unpack_from("<Q", head, _MORE_AT)
         except (OSError, struct.error):
-            return None
-        return Said(grant.job_id, grant.cores_percent, beyond, min(more_ns, _MOST_NS), min(used_ns, _MOST_NS))
+            used_ns = more_ns = 0
+        return Said(
+            grant.job_id, grant.cores_percent, is_latency(grant), beyond, min(more_ns, _MOST_NS), min(used_ns, _MOST_NS)
+        )
 
     def _write(self, changes: Mapping[tuple[int, str], bool]) -> str:
         ledger = common.open_ledger(self.settings)

@@ -7,6 +7,9 @@ A job says so itself (more_unix_ns of its usage file, native/interposer/arbitrat
 as they like. So a word decides over the job that says it alone: what it wins by being silent is what it had before,
 and what it loses by saying it is its own.
 
+Beside another latency-critical job that is so at once: its requests wait for this one. Beside others it is so where one
+of them that wants more, too, does not get its cores: they are what it asked for, and all above the own cores is not.
+
 Of several jobs that want more one is taken at a time. What made others late may have been that one, whose requests
 then no longer pile up.
 """
@@ -23,17 +26,19 @@ SAID_NS = 400_000_000  # for so long it has to say it
 APART_NS = 3 * SECOND // 2  # between two that are taken on a GPU: until the others' means are of after the first
 SILENT_NS = SECOND  # who has not said it for so long is latency-critical again
 # One who has too little of its cores may have no more than requests that piled up, which the others keep it from doing.
+SHORT_NS = 3 * SECOND  # over which a job is seen to have less than its cores
 TRIED_NS = 4 * SECOND  # after which it is latency-critical again, for a try; twice as long after each
 TRIED_NS_MOST = 256 * SECOND
 ENOUGH_PERCENT = 90  # of its cores
 
 
 class Said(NamedTuple):
-    """What a latency-critical job says at a look: when it last wanted more (ns since 1970), and how much of the GPU's
-    time it has used, ns. `is_beyond`: it is treated as any other."""
+    """What a job says at a look: when it last wanted more (ns since 1970), and how much of the GPU's time it has used,
+    ns. `is_beyond`: it is latency-critical, and treated as any other."""
 
     job_id: int
     cores_percent: int
+    is_latency: bool
     is_beyond: bool
     more_unix_ns: int
     used_ns: int
@@ -42,7 +47,8 @@ class Said(NamedTuple):
 @dataclass
 class _Known:
     """What is remembered of a job: since when it says it without a pause (0: it does not), when it was last heard,
-    since when it is as it is, what it had used then, and how long a try is away."""
+    since when it is as it is, what it had used then, and how long a try is away. And whether it had less than its cores
+    for SHORT_NS and wanted more, and since when and with how much used that is counted."""
 
     heard_since_ns: int
     heard_ns: int
@@ -52,25 +58,36 @@ class _Known:
     used_ns: int
     lately_ns: int = 0  # used between the last two looks
     tried_ns: int = TRIED_NS
+    is_short: bool = False
+    counted_ns: int = 0
+    counted_used_ns: int = 0
 
 
 @dataclass
 class OfGpu:
-    """The latency-critical jobs of one GPU. `now` is CLOCK_REALTIME, ns, as the jobs' words are."""
+    """The jobs of one GPU. `now` is CLOCK_REALTIME, ns, as the jobs' words are."""
 
     _known: dict[int, _Known] = field(default_factory=dict)
     _taken_ns: int = 0
+    _needed_ns: int = 0  # when somebody else was last there who is latency-critical, or wants more
     _now_ns: int = 0
 
     def decide(self, jobs: Iterable[Said], now_ns: int) -> dict[int, bool]:
         """Returns what changes, by job id: whether it is treated as any other from now on."""
         jobs = list(jobs)
         if now_ns < self._now_ns:  # the clock was set back
-            self._known, self._taken_ns = {}, 0
+            self._known, self._taken_ns, self._needed_ns = {}, 0, 0
         self._now_ns = now_ns
         self._known = {job.job_id: self._look(job, now_ns) for job in jobs}
-        changes = {job.job_id: False for job in jobs if job.is_beyond and self._returns(job, now_ns)}
-        taken = [job for job in jobs if not job.is_beyond and self._may_be_taken(job, now_ns)]
+        others = [self._known[job.job_id] for job in jobs if not job.is_latency]
+        are_several = sum(job.is_latency for job in jobs) > 1
+        if are_several or any(known.heard_since_ns for known in others):
+            self._needed_ns = now_ns
+        is_needed = now_ns - self._needed_ns < SILENT_NS
+        changes = {job.job_id: False for job in jobs if job.is_beyond and (not is_needed or self._returns(job, now_ns))}
+        may_be = are_several or any(known.is_short for known in others)
+        urgent = [job for job in jobs if job.is_latency and not job.is_beyond] if may_be else []
+        taken = [job for job in urgent if self._may_be_taken(job, now_ns)]
         if taken and now_ns - self._taken_ns >= APART_NS:
             changes[min(taken, key=self._first).job_id] = True
             self._taken_ns = now_ns
@@ -88,7 +105,16 @@ class OfGpu:
             known.heard_since_ns, known.heard_ns = known.heard_since_ns or now_ns, now_ns
         else:
             known.heard_since_ns = 0
+        self._count_short(known, job, now_ns)
         return known
+
+    def _count_short(self, known: _Known, job: Said, now_ns: int) -> None:
+        elapsed_ns = now_ns - known.counted_ns
+        if known.heard_since_ns and known.counted_ns and elapsed_ns < SHORT_NS:
+            return
+        wanted_all_along = bool(known.heard_since_ns) and known.heard_since_ns <= known.counted_ns
+        known.is_short = wanted_all_along and not _is_enough(job, job.used_ns - known.counted_used_ns, elapsed_ns)
+        known.counted_ns, known.counted_used_ns = now_ns, job.used_ns
 
     def _may_be_taken(self, job: Said, now_ns: int) -> bool:
         since_ns = self._known[job.job_id].heard_since_ns
@@ -108,9 +134,14 @@ class OfGpu:
         elapsed_ns = now_ns - known.since_ns
         if elapsed_ns < known.tried_ns:
             return False
-        is_enough = 100 * (job.used_ns - known.used_then_ns) * 100 >= elapsed_ns * job.cores_percent * ENOUGH_PERCENT
+        is_enough = _is_enough(job, job.used_ns - known.used_then_ns, elapsed_ns)
         known.since_ns, known.used_then_ns = now_ns, job.used_ns
         if is_enough:
             return False
         known.tried_ns = min(TRIED_NS_MOST, 2 * known.tried_ns)
         return True
+
+
+def _is_enough(job: Said, used_ns: int, elapsed_ns: int) -> bool:
+    """Returns whether a job had its cores, nearly."""
+    return 100 * used_ns * 100 >= elapsed_ns * job.cores_percent * ENOUGH_PERCENT

@@ -15,8 +15,8 @@ A job with mode=mig has a MIG instance to itself, with compute units of its own:
 Several latency-critical jobs leave the others the floor of their classes together: those that use more than their
 shares, or have work nearly always, keep to a turn of their own period, outside of which all of them are paused.
 
-A latency-critical job that wants more than its cores beside others of its kind is treated as any other, until it does
-not (core/latency_beyond.py).
+A latency-critical job that wants more than its cores may be treated as any other, until it does not
+(core/latency_beyond.py).
 
 Latency-critical jobs have an order: higher priority of the class first, then the shorter slo; a job without one has the
 longest. Equal ones have none. A job that others come before has short timeslices
@@ -77,11 +77,10 @@ def make_turns(
     turns have some when they are at least two. Each turn is in proportion to the job's cores, in the order of job ids;
     together they fill the period exactly. `one_server`: all users of the GPU share one MPS server (multi_user in
     [mps]). `begins` are those of make_begins, of the whole node. `beyond`: latency-critical jobs that want more than
-    their cores. Where there is another latency-critical one they are treated as any other, with the timeslice of their
-    cores.
+    their cores. Where others are on the GPU they are treated as any other, with the timeslice of their cores.
     """
     live = tuple(live)
-    if sum(map(is_latency, live)) < 2:
+    if sum(grant.mode not in ALONE for grant in live) < 2:
         beyond = ()
     as_others = {grant.job_id for grant in live if is_latency(grant) and grant.job_id in beyond}
     live = [one._replace(latency=0, slice_us=0) if one.job_id in as_others else one for one in live]

@@ -252,8 +252,7 @@ JOB_BEYOND_CORES = Metric(
     "hami_hpc_job_beyond_cores",
     GAUGE,
     JOB,
-    "1 while a latency-critical job is treated as any other, as it wants more than its cores beside others that are "
-    "latency-critical; else 0.",
+    "1 while a latency-critical job is treated as any other, as it wants more than its cores; else 0.",
 )
 JOB_SLO = Metric(
     "hami_hpc_job_slo_seconds",

@@ -94,10 +94,8 @@ def _update_all(
 
 
 def _beyond(jobs: int, live: Iterable[Grant], changes: Mapping[Slice, bool]) -> frozenset[int]:
-    """Returns which of several latency-critical jobs of a GPU are treated as any other."""
+    """Returns which latency-critical jobs of a GPU are treated as any other, if others are there."""
     urgent = [grant for grant in live if is_latency(grant)]
-    if len(urgent) < 2:
-        return frozenset()
     return frozenset(one.job_id for one in urgent if changes.get((one.job_id, one.gpu_uuid), _is_beyond(jobs, one)))
 
 

@@ -116,7 +116,7 @@ struct hami_limits {
 	uint64_t swap_pinned_bytes; /* most memory of the host that each process of the job keeps page-locked between two moves of its device memory; 0: none */
 	uint32_t latency_cores; /* of a latency-critical job: cores of all on the GPU that leave a floor together, percent; 0: there are not several, or there is nobody else */
 	uint32_t server_cores; /* of a job with mode=mps: cores of all jobs of its MPS server on the GPU, percent, at most 100; else 0 */
-	uint32_t latency_beyond; /* 1: the job would be latency-critical and is treated as any other, as it wants more than its cores beside others that are; else 0 */
+	uint32_t latency_beyond; /* 1: the job would be latency-critical and is treated as any other, as it wants more than its cores; else 0 */
 	uint8_t pad0[3740];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
@@ -192,7 +192,7 @@ struct hami_usage {
 	uint64_t first_context_unix_ns; /* when a process of the job first made a context, ns since 1970; 0: none has */
 	uint64_t first_launch_unix_ns; /* when a process of the job first launched a kernel or graph, ns since 1970; 0: none has */
 	uint64_t last_use_unix_ns; /* when work of the job was last seen on the GPU, ns since 1970; 0: never */
-	uint64_t more_unix_ns; /* when a process of a latency-critical job last found that the job wants more than its cores, ns since 1970; 0: never */
+	uint64_t more_unix_ns; /* when a process of the job last found that the job wants more than its cores, ns since 1970; 0: never */
 	uint8_t pad0[3584];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");

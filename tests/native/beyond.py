@@ -66,9 +66,8 @@ class Root:
     def look(self) -> None:
         said = []
         for job in self.jobs:
-            if job.latency:
-                usage = job.made.usage()
-                said.append(Said(job.number, job.cores, job.is_beyond, usage["more_unix_ns"], usage["time_used"]))
+            usage, latency = job.made.usage(), bool(job.latency)
+            said.append(Said(job.number, job.cores, latency, job.is_beyond, usage["more_unix_ns"], usage["time_used"]))
         changes = self.rules.decide(said, time.time_ns())
         for job in self.jobs:
             job.is_beyond = changes.get(job.number, job.is_beyond)

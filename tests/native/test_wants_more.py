@@ -20,16 +20,22 @@ pytestmark = pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/laten
 SERVE = str(BUILD / "compute/requests_take_time")
 
 
-def on_a_gpu(tmp_path: Path, machine: tuple[Path, str], *jobs: tuple[int, int]) -> Root:
-    """Makes jobs of so many cores, latency-critical (1) or not, that root has told of each other."""
+def on_a_gpu(tmp_path: Path, machine: tuple[Path, str], *jobs: tuple[int, int], policy: str = "burst") -> Root:
+    """Makes jobs of so many cores, latency-critical (1) or not, that root has told of each other. `policy`: of those
+    that are not."""
     place = tmp_path / f"gpu{len(list(tmp_path.iterdir()))}"
     made = []
     for number, (cores, latency) in enumerate(jobs, start=1):
         fields = {"latency": latency, "floor_percent": 5 * latency}
         slice = make_slice(
-            place / str(number), *machine, job_mib=8192, cores_percent=cores, policy="burst", fields=fields
+            place / str(number),
+            *machine,
+            job_mib=8192,
+            cores_percent=cores,
+            policy="burst" if latency else policy,
+            fields=fields,
         )
-        made.append(Job(number, cores, latency, slice))
+        made.append(Job(number, cores, latency, slice, "burst" if latency else policy))
     return Root(made)
 
 
@@ -79,6 +85,27 @@ def test_a_service_does_not_wait_for_one_that_wants_more(tmp_path: Path, machine
         return with_agent < alone - 400 and with_agent < 1600 and min(shares) > 20
 
     measured(both, is_right)
+
+
+@pytest.mark.parametrize("policy", ["burst", "cap"])
+def test_a_job_has_its_cores_beside_one_that_wants_more_than_its_own(
+    tmp_path: Path, machine: tuple[Path, str], policy: str
+) -> None:
+    """The only latency-critical job there would leave it the floor."""
+
+    def found() -> tuple[float, float]:
+        root = on_a_gpu(tmp_path, machine, (30, 1), (50, 0), policy=policy)
+        with root.agent():
+            greedy = busy(root.jobs[0], 10_500)
+            before = share(busy(root.jobs[1], 2000))
+            assert root.changes == [], "it has been so for less than three seconds"
+            share(busy(root.jobs[1], 4500))
+            after = share(busy(root.jobs[1], 2500))
+            share(greedy)
+        assert root.changes[0] == (1, True)
+        return before, after
+
+    measured(found, lambda shares: shares[0] < 15 and 45 < shares[1] < (53 if policy == "cap" else 70))
 
 
 def test_a_job_that_wants_less_again_is_latency_critical_again(tmp_path: Path, machine: tuple[Path, str]) -> None:

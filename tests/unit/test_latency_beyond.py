@@ -24,6 +24,7 @@ class Job:
     cores: int
     says: Callable[[bool], tuple[bool, float]]
     is_beyond: bool = False
+    is_latency: bool = True
     used_ns: int = 0
     more_ns: int = 0
 
@@ -48,7 +49,9 @@ class Gpu:
                 self.log.append(((self.now - BEGIN) / SECOND, job_id, to))
 
     def said(self) -> list[Said]:
-        return [Said(i, job.cores, job.is_beyond, job.more_ns, job.used_ns) for i, job in self.jobs.items()]
+        return [
+            Said(i, job.cores, job.is_latency, job.is_beyond, job.more_ns, job.used_ns) for i, job in self.jobs.items()
+        ]
 
     def beyond(self) -> list[int]:
         return [job_id for job_id, job in self.jobs.items() if job.is_beyond]
@@ -137,10 +140,53 @@ def test_a_clock_that_is_set_back_stops_nothing() -> None:
     assert gpu.beyond() == [1]
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 200), st.booleans(), U63, U63)), max_size=10), U63)
+def batch(cores: int, wants: bool, used: float) -> Job:
+    return Job(cores, always(wants, used), is_latency=False)
+
+
+def test_who_wants_more_is_latency_critical_beside_others_that_have_what_they_asked_for() -> None:
+    gpu = Gpu({1: Job(40, always(True, 0.6)), 2: batch(30, wants=True, used=0.3), 3: batch(30, wants=False, used=0.1)})
+    gpu.go_on(60)
+    assert gpu.log == []
+
+
+def test_who_wants_more_is_taken_where_one_that_wants_more_does_not_get_its_cores() -> None:
+    gpu = Gpu({1: Job(40, lambda is_beyond: (True, 0.5 if is_beyond else 0.9)), 2: batch(30, wants=True, used=0.05)})
+    gpu.go_on(3)
+    assert gpu.log == [], "a peak is not taken"
+    gpu.go_on(60)
+    assert [(job, to) for _at, job, to in gpu.log] == [(1, True)]
+    assert gpu.log[0][0] <= 8
+
+
+def test_who_is_within_its_cores_is_latency_critical_whatever_others_lack() -> None:
+    gpu = Gpu({1: Job(60, always(False, 0.55)), 2: batch(40, wants=True, used=0.01), 3: batch(0, wants=True, used=0)})
+    gpu.go_on(60)
+    assert gpu.log == []
+
+
+def test_others_that_want_now_and_then_are_not_short() -> None:
+    """Their rest would count as time that they lacked."""
+    at = [0]
+
+    def now_and_then(_is_beyond: bool) -> tuple[bool, float]:
+        at[0] += 1
+        return at[0] % 8 < 4, 0.1
+
+    gpu = Gpu({1: Job(40, always(True, 0.8)), 2: Job(30, now_and_then, is_latency=False)})
+    gpu.go_on(60)
+    assert gpu.log == []
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 4), st.integers(0, 200), st.booleans(), st.booleans(), U63, U63)), max_size=10
+    ),
+    U63,
+)
 @settings(max_examples=100, deadline=None)
 def test_any_words_are_survived_and_at_most_one_is_taken_at_a_look(
-    looks: list[list[tuple[int, int, bool, int, int]]], now: int
+    looks: list[list[tuple[int, int, bool, bool, int, int]]], now: int
 ) -> None:
     rules = OfGpu()
     for look in looks:

@@ -33,6 +33,7 @@ class Site:
     node: Node
     now: int = 1_700_000_000 * 10**9
     wants: set[int] = field(default_factory=lambda: {GREEDY})
+    starved: set[int] = field(default_factory=set)  # of these, who has nothing of the GPU
 
     def agent(self) -> LatencyBeyond:
         return LatencyBeyond(self.node.settings, lambda: self.now)
@@ -47,7 +48,8 @@ class Site:
         for _ in range(times):
             self.now += int(PERIOD_S * 10**9)
             for job_id in self.wants:
-                self.node.write_usage(job_id, more_unix_ns=self.now - 1, time_used=self.now - 1_600_000_000 * 10**9)
+                used = 0 if job_id in self.starved else self.now - 1_600_000_000 * 10**9
+                self.node.write_usage(job_id, more_unix_ns=self.now - 1, time_used=used)
             problem = agent.once()
         return problem
 
@@ -100,12 +102,28 @@ def test_what_the_agent_said_of_a_job_outlives_it_and_the_stages_of_others(site:
     assert site.told() == BY_THEMSELVES
 
 
-def test_the_only_latency_critical_job_is_one_whatever_it_wants(site: Site) -> None:
+def test_the_only_latency_critical_job_is_one_beside_others_that_want_nothing(site: Site) -> None:
     site.look(site.agent())
     assert site.node.epilog(SERVICE) == 0
-    assert site.told() == {GREEDY: (0, 0, 0, 0), BATCH: (0, 1, 0, 0)}
+    assert site.told() == {GREEDY: (1, 0, 571, 0), BATCH: (0, 0, 429, 0)}
     site.look(site.agent(), 20)
     assert site.told() == {GREEDY: (0, 0, 0, 0), BATCH: (0, 1, 0, 0)}
+    assert site.node.epilog(BATCH) == 0
+    site.look(site.agent(), 20)
+    assert site.told() == {GREEDY: (0, 0, 0, 0)}
+
+
+def test_the_only_latency_critical_job_gives_way_to_one_that_lacks_what_it_asked_for(site: Site) -> None:
+    assert site.node.epilog(SERVICE) == 0
+    site.wants.add(BATCH)
+    agent = site.agent()
+    site.look(agent, 20)
+    assert site.told() == {GREEDY: (0, 0, 0, 0), BATCH: (0, 1, 0, 0)}, "it has what it asked for"
+    site.starved.add(BATCH)
+    site.look(agent, 20)
+    assert site.told() == {GREEDY: (1, 0, 571, 0), BATCH: (0, 0, 429, 0)}
+    assert site.node.epilog(BATCH) == 0
+    assert site.told() == {GREEDY: (0, 0, 0, 0)}, "it is alone"
 
 
 def test_where_all_want_more_nobody_is_latency_critical(site: Site) -> None:

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether a latency-critical tenant wants more of the GPU's time than it asked for.
+ * Whether a tenant wants more of the GPU's time than it asked for.
  *
- * It is greedy beside others of its kind that used more than its share lately (hami_terms_latency_share()), or has work
+ * A latency-critical one is greedy beside others of its kind that used more than its share lately (hami_terms_latency_share()), or has work
  * nearly always. It decides so by itself: then it has short timeslices, for whose end the others wait, in proportion to
  * cores. And while anybody else comes to the engine it yields, which means to leave those who give way the floor
  * (terms.h).
  *
- * Its job wants more than its cores where it used so much more of them, or has work nearly always. It says so to root,
- * who then has it treated as any other job (`beyond` of struct hami_terms), until it does not say so any more.
+ * A job wants more than its cores where it used so much more of them, or has work nearly always. It says so to root, who
+ * has a latency-critical one treated as any other then (`beyond` of struct hami_terms), where others are that, too, or where
+ * one who wants more has less than its cores.
  *
  * Pure: no clock, no system call, no state of its own. Times in ns.
  */

@@ -35,7 +35,7 @@ struct hami_terms {
 	uint32_t policy;   /* HAMI_POLICY_... */
 	uint32_t slice_us; /* of the class, instead of what follows from cores_percent; 0: none */
 	bool latency;      /* latency-critical */
-	bool beyond; /* it would be, and wants more than its cores beside others that are: treated as any other */
+	bool beyond;       /* it would be, and wants more than its cores: treated as any other */
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
 	uint32_t latency_above; /* of these, those that come before this one, if it is latency-critical */

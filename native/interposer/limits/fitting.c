@@ -62,7 +62,7 @@ void hami_fitting_set(struct hami_fitting *f, struct hami_terms *terms, uint32_t
 	f->groups = groups;
 }
 
-/* Learns whether a latency-critical job wants more than it asked for, and says so to root. */
+/* Learns whether the job wants more than it asked for, and says so to root. */
 static void learn_greed(struct hami_fitting *f, const struct hami_terms *terms, int64_t shared,
 			uint32_t job_cores)
 {
@@ -91,10 +91,7 @@ void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const 
 	f->seen.used = terms->of_server ? f->server_used : (int64_t)(used - f->job_used);
 	f->job_used = used;
 	f->server_used = 0;
-	if (terms->latency || terms->beyond)
-		learn_greed(f, terms, seen->now, job_cores);
-	else
-		f->greed = (struct hami_greed){0};
+	learn_greed(f, terms, seen->now, job_cores);
 	if (!hami_terms_others_timeslice_us(terms))
 		f->slice = (struct hami_slice){0};
 	else

@@ -19,7 +19,7 @@ struct hami_fitting {
 	unsigned int slice_index;
 	struct hami_region *region; /* the slice's */
 	struct hami_slice slice;
-	struct hami_greed greed; /* of a latency-critical job */
+	struct hami_greed greed;
 	/* Since the timeslice was last fitted, and what the job had used then; `work` with rests. */
 	struct hami_seen seen;
 	struct hami_work work;
