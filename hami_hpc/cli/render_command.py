@@ -28,12 +28,13 @@ from hami_hpc.node import cpus, mig_static, nvml, nvml_places
 from hami_hpc.node.config import Settings, settings_path
 from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.render import forgetting, near, on_disk, placement_lines
-from hami_hpc.render.files import Rendered, Target, check_nodes, render_nodes
+from hami_hpc.render.files import check_nodes, render_nodes
 from hami_hpc.render.inputs import FRAGMENT, GRES
 from hami_hpc.render.marks import blocks, has_mark, without_mark
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.offer import shards_may_have_types
 from hami_hpc.render.on_disk import State
+from hami_hpc.render.rendered import Rendered, Target
 from hami_hpc.render.tenants import FILE as TENANTS
 from hami_hpc.slurm import commands
 

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hami_hpc import places
 from hami_hpc.contract import constants as c
-from hami_hpc.core.cpu_cores import CpuShape
+from hami_hpc.core import qos
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.node_inventory import Near
@@ -20,10 +20,11 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings
 from hami_hpc.render import filters, gathering, merging, names, near, on_disk, placement_lines, tenants
 from hami_hpc.render.inputs import FRAGMENT, GRES, REASONS, Inputs
-from hami_hpc.render.marks import block, blocks, composed, is_ours, marked
+from hami_hpc.render.marks import block, blocks, composed, is_ours
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.node_lines import cpus_of
 from hami_hpc.render.offer import NodeOffer, make_offer, node_modes, tracked_tres
+from hami_hpc.render.rendered import WRAPPERS, Rendered, Target
 from hami_hpc.render.spank_paths import pam_module, spank_paths
 from hami_hpc.slurm import plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
@@ -37,49 +38,7 @@ UNITS = (
     "hami-hpc-agent.service",
     "hami-hpc-metrics.service",
 )
-WRAPPERS = {"Prolog": "hami-hpc-prolog", "Epilog": "hami-hpc-epilog"}
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The files' directory and the names in them. `prolog` and `epilog` are None where render writes a wrapper."""
-
-    directory: str
-    node: str
-    node_parameters: str
-    device: str
-    plugin_dir: str
-    spank: str
-    prolog: str | None
-    epilog: str | None
-    cgroup: bool
-    static: tuple[tuple[str, str], ...] = ()  # (type, device) of the instances of a static MIG layout
-    has_typed_shards: bool = True
-    near: Mapping[int, Near] = field(default_factory=dict)  # by minor number; empty where nobody asked the driver
-    shape: CpuShape | None = None
-
-    def path(self, name: str) -> str:
-        return f"{self.directory}/{name}"
-
-    def stage(self, key: str) -> str:
-        """Returns the program for Prolog= or Epilog=."""
-        program = self.prolog if key == "Prolog" else self.epilog
-        return program or self.path(WRAPPERS[key])
-
-
-@dataclass(slots=True)
-class Rendered:
-    """The files to write by name, the merges left to the administrator, and remarks."""
-
-    files: dict[str, str] = field(default_factory=dict)
-    merges: list[Merge] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    own_remarks: list[str] = field(default_factory=list)  # of the node, which they call NODES
-    heads: dict[str, str] = field(default_factory=dict)  # by file: what comes before the blocks of nodes
-    blocks: dict[str, str] = field(default_factory=dict)  # by file: the node's block, "" where it shall have none
-
-    def add(self, name: str, content: str) -> None:
-        self.files[name] = marked(content, "--" if name.endswith(".lua") else "#")
+QOS = "hami-hpc-qos.sh"
 
 
 def render_nodes(settings: Settings, nodes: Sequence[tuple[tuple[Gpu, ...], Target]]) -> Rendered:
@@ -195,6 +154,7 @@ class Renderer:
         self._slurm_conf()
         self._gres()
         self._tenants()
+        self._qos()
         self._spank()
         if self.slurm_conf.exists:
             self._filters()
@@ -228,7 +188,7 @@ class Renderer:
             "CliFilterPlugins": self._client_plugin(),
             "PrologFlags": "Alloc",
         }
-        if not self.slurm_conf.exists or merging.has_slurmdbd(self.site_settings):
+        if self._may_have_slurmdbd():
             wanted["AccountingStorageTRES"] = tracked_tres(self.settings.gpu_models, self.settings.classes)
         else:
             self.out.remarks.append(merging.NO_SLURMDBD)
@@ -252,6 +212,9 @@ class Renderer:
             self.out.merges += placement_lines.merge_lines(self.placement, self.site_settings, lines, partitions, path)
             self.out.remarks += placement_lines.remarks(self.placement, lines, partitions)
         self._add_block(FRAGMENT, head, self._node_line())
+
+    def _may_have_slurmdbd(self) -> bool:
+        return not self.slurm_conf.exists or merging.has_slurmdbd(self.site_settings)
 
     def _client_plugin(self) -> str:
         own = self.site_settings.get("clifilterplugins", [])
@@ -341,6 +304,15 @@ class Renderer:
         self._add_block(
             tenants.FILE, tenants.HEAD, tenants.of_node(self.settings, self.offer, node, static, self.slurm_conf.lines)
         )
+
+    def _qos(self) -> None:
+        wanted = self.inputs.qos
+        if not wanted or not self._may_have_slurmdbd():
+            return
+        program = (sys.executable, "-I", "-m", "hami_hpc.cli", "qos", "apply", "--config", self.settings.path)
+        commands = [qos.line(words) for words in qos.plan(wanted, {})]
+        values = self.values | {"apply": shlex.join(program), "commands": commands}
+        self.out.add(QOS, self.templates.render(QOS, values))
 
     def _spank(self) -> None:
         content = self.templates.render("plugstack-hami-hpc.conf", self.values)

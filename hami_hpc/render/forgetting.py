@@ -10,10 +10,10 @@ from hami_hpc.core.by_node import ByNode
 from hami_hpc.core.hostlist import HostlistError, expand, fold
 from hami_hpc.errors import NodeError
 from hami_hpc.render import gathering, names, on_disk, tenants
-from hami_hpc.render.files import Rendered
 from hami_hpc.render.inputs import FRAGMENT, GRES
 from hami_hpc.render.marks import without_blocks
 from hami_hpc.render.merging import Merge
+from hami_hpc.render.rendered import Rendered
 from hami_hpc.slurm.files import ConfFile
 from hami_hpc.slurm.lines import ConfLine
 

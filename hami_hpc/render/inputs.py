@@ -46,7 +46,7 @@ class Inputs:
         self.templates = Templates(settings.path)
         self.site = settings.site()
         check_modes(settings.modes, settings.path)
-        read_qos(settings)  # what is wrong there shows here too
+        self.qos = read_qos(settings)
         self.placement = read_placement(settings)
         check_defaults(self.site)
         self.site_table = lua_text(site_table(self.site))

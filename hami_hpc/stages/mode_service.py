@@ -24,7 +24,9 @@ from hami_hpc.slurm import node_features, placeholders
 from hami_hpc.stages import common, detached, send_back
 
 LOCK = "modes-out.lock"
-LOCK_S = 30.0  # others ask slurmctld meanwhile, twice and 5 s at most
+LOOK_AGAIN_S = 15.0  # after the first question no further one begins later
+PAUSE_S = 1.0
+LOCK_S = 30.0  # others ask slurmctld meanwhile: LOOK_AGAIN_S, a pause, and twice 5 s at most
 FAILED, OUT = "E_BACKEND", "E_MODE_OUT"
 MODULE = "hami_hpc.stages.mode_service"
 
@@ -113,8 +115,7 @@ def refused(settings: Settings, environment: Mapping[str, str], job_id: int, err
 
 def take_out(settings: Settings, slurm: Slurm, mode: str, cause: str) -> None:
     """Writes the mode into the file, and removes its feature from the node. Raises NodeError when slurmctld does not do
-    that: the mode stays in the file, as an answer that did not come may have been a yes, unless the node has no such
-    feature."""
+    that, or does not tell: the mode stays in the file, as it may be done later, unless the node has no such feature."""
     now = int(time.time())
     minutes = settings.mode_window_s // 60
     outage = Outage(mode, now, now + settings.mode_out_s, boot.boot_id(), _plain(public(cause)))
@@ -128,7 +129,7 @@ def take_out(settings: Settings, slurm: Slurm, mode: str, cause: str) -> None:
         others = [other for other in before if other.mode != mode]
         mode_outages.write(settings.state_dir, (*others, outage))
         try:
-            _set_features(slurm, out=[*(other.mode for other in others), mode], back=[], must_have=mode)
+            _remove_features(slurm, [*(other.mode for other in others), mode], must_have=mode)
         except NodeError as error:
             if isinstance(error, NoFeatureError):
                 mode_outages.write(settings.state_dir, before)
@@ -193,6 +194,19 @@ def slurm_of_command(node: str) -> Slurm:
 def _slurm_of_stage(environment: Mapping[str, str]) -> Slurm:
     node = environment.get("SLURMD_NODENAME", "")
     return Slurm(node, drain.find_scontrol(), placeholders.environment(environment))
+
+
+def _remove_features(slurm: Slurm, out: Sequence[str], must_have: str) -> None:
+    """Removes features as `_set_features` does. Where slurmctld fails or does not answer in time, asks again: what it
+    has then decides, since it may have done a command that did not wait for the answer. Raises NodeError likewise."""
+    end = time.monotonic() + LOOK_AGAIN_S
+    while True:
+        try:
+            return _set_features(slurm, out, [], must_have)
+        except NodeError as error:
+            if isinstance(error, NoFeatureError) or slurm.scontrol is None or time.monotonic() >= end:
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _set_features(slurm: Slurm, out: Sequence[str], back: Sequence[str], must_have: str = "") -> None:

@@ -50,7 +50,7 @@ def test_a_mode_that_fails_three_times_is_out_while_the_node_serves_others(broke
     for job in waiting:
         jobs.wait(layout, partial(was_requeued, layout, job), "the job to be requeued", 60, job)
         assert jobs.state(layout, job) in ("PENDING", "COMPLETING")
-    assert "DRAIN" not in jobs.admin(layout, "sinfo", "-h", "-o", "%T").upper()
+    assert "DRAIN" not in jobs.admin(layout, "sinfo", "-h", "-o", "%T").upper(), jobs.admin(layout, "sinfo", "-R")
     assert "vgpu_share" in active(layout)
     other = jobs.submit(layout, USER, SHARE, script="slice --use 16")
     jobs.wait_for_state(layout, other, "COMPLETED")

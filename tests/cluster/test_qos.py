@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from harness import cluster as private_cluster
-from harness import daemons, jobs, node, services
+from harness import config, daemons, jobs, node, services
 from harness.config import slurm_release, write
 from harness.layout import CHECKOUT, Layout
 from harness.merging import merge
@@ -152,6 +152,27 @@ def test_a_new_qos_is_made_and_one_that_the_settings_leave_out_stays(settled: La
         assert listed(settled, "scavenger", "MaxJobsPU") == ["2"], "nothing is deleted"
     finally:
         jobs.admin(settled, "sacctmgr", "-i", "delete", "qos", "scavenger")
+
+
+def test_the_script_that_render_writes_makes_the_qos_once(settled: Layout) -> None:
+    script = settled.etc / "hami-hpc-qos.sh"
+    write_settings(settled, SETTINGS + "[qos.night]\nmax_jobs_per_user = 2\n")
+    config.render(settled)
+    try:
+        before = qos(settled, "show").out
+        dry = jobs.run_as(settled, "root", (str(script), "--dry-run"), timeout_s=120)
+        assert dry.status == 3, dry.text
+        assert "sacctmgr --immediate add qos name=night MaxJobsPerUser=2\n" in dry.out
+        assert "\n#   sacctmgr --immediate add qos name=night MaxJobsPerUser=2\n" in script.read_text()
+        assert qos(settled, "show").out == before, "--dry-run changes nothing"
+        first, second = (jobs.run_as(settled, "root", (str(script),), timeout_s=120) for _ in range(2))
+        assert (first.status, first.out) == (0, dry.out), first.text
+        assert (second.status, second.out) == (0, "nothing to do: slurmdbd has the QoS of the settings\n"), second.text
+        assert listed(settled, "night", "MaxJobsPU") == ["2"]
+        assert listed(settled, "lc", "Preempt") == ["be"]
+    finally:
+        script.unlink()
+        jobs.admin(settled, "sacctmgr", "-i", "delete", "qos", "night")
 
 
 def test_a_slurmdbd_that_is_down_is_named(settled: Layout) -> None:

@@ -23,6 +23,8 @@ guaranteed_gpus = 1
 [accounts.vision]
 fairshare = 10
 """
+GRACE_S = 15
+LATE_S = 30  # how long Slurm may take to see that a grace time is over (docs/qos.md)
 HALF = "--gres=vgpu:mem=8G,cores=50"
 WHOLE = "--gres=gpu:1"
 
@@ -51,14 +53,15 @@ def limited(restored: Layout) -> Iterator[Layout]:
         for user in ("games", "news"):
             jobs.admin(restored, "scancel", f"--user={user}")
         quotas.unlink()
-        values = ("Fairshare=1", "GrpTRES=billing=-1", "MaxTRESPerJob=billing=-1", "DefaultQOS=std")
+        limits = ("GrpTRES=billing=-1", "GrpTRESMins=billing=-1", "MaxTRESPerJob=billing=-1")
+        values = ("Fairshare=1", *limits, "DefaultQOS=std")
         for account in ("physics", "vision"):
             jobs.admin(restored, *sacctmgr, "modify", "account", "where", f"name={account}", "set", *values)
         jobs.admin(restored, *sacctmgr, "delete", "qos", "guarantee-physics")
 
 
-def submit(layout: Layout, user: str, name: str, request: str) -> int:
-    return jobs.submit(layout, user, request, f"--qos={name}", "--time=30", script="sleep 600")
+def submit(layout: Layout, user: str, name: str, request: str, *options: str, script: str = "sleep 600") -> int:
+    return jobs.submit(layout, user, request, f"--qos={name}", "--time=30", *options, script=script)
 
 
 def billing(layout: Layout, job: int) -> int:
@@ -117,3 +120,100 @@ def test_an_account_without_gpus_gets_no_slice_and_one_jobs_limit_holds_for_slic
             assert words in wait_for_reason(limited, job, reason)
     small = submit(limited, "news", "std", "--gres=vgpu:mem=8G,cores=40")
     jobs.wait_for_state(limited, small, "RUNNING")
+
+
+# ---------------------------------------------------------------------------------------------------- grace time
+
+
+@pytest.fixture
+def graceful(limited: Layout) -> Iterator[Layout]:
+    """The cluster with QUOTAS, whose borrowers have GRACE_S from when they are chosen until they have to go."""
+    modify = ("sacctmgr", "-i", "-Q", "modify", "qos", "be", "set")
+    jobs.admin(limited, *modify, f"GraceTime={GRACE_S}")
+    try:
+        yield limited
+    finally:
+        jobs.admin(limited, *modify, "GraceTime=0")
+
+
+def unix_s(layout: Layout, job: int, key: str) -> float | None:
+    """Returns a time of a job in s since 1970; None where it has none."""
+    text = jobs.job_facts(layout, job).get(key, "")
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if text[:1].isdigit() else None
+
+
+@pytest.mark.parametrize("options", [(), ("--no-requeue",)], ids=["requeued", "ended"])
+def test_a_borrower_works_until_its_grace_time_is_over_and_the_guaranteed_job_runs_then(
+    graceful: Layout, options: tuple[str, ...]
+) -> None:
+    layout = graceful
+    whole = submit(layout, "news", "be", WHOLE)
+    older = submit(layout, "news", "be", HALF)
+    for job in (whole, older):
+        jobs.wait_for_state(layout, job, "RUNNING")
+    time.sleep(1.1)  # the youngest is preempted, and Slurm knows start times in seconds
+    # It touches a file of its run as long as it works.
+    script = "while touch beat-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}; do sleep 0.2; done"
+    borrower = submit(layout, "news", "be", HALF, *options, script=script)
+    beat = layout.home / "news" / f"beat-{borrower}-0"
+    jobs.wait(layout, beat.exists, "the borrower to work", 30, borrower)
+
+    owner = submit(layout, "games", "guarantee-physics", HALF)
+
+    def is_chosen() -> bool:
+        return unix_s(layout, borrower, "PreemptTime") is not None
+
+    jobs.wait(layout, is_chosen, "the borrower to be chosen", 20, owner)
+    chosen = unix_s(layout, borrower, "PreemptTime") or 0.0
+    assert unix_s(layout, borrower, "EndTime") == chosen + GRACE_S
+    while time.time() < chosen + GRACE_S - 1:
+        assert [jobs.state(layout, job) for job in (borrower, owner)] == ["RUNNING", "PENDING"]
+        time.sleep(0.5)
+
+    jobs.wait_for_state(layout, owner, "RUNNING", timeout_s=LATE_S + 30)
+    start = unix_s(layout, owner, "StartTime") or 0.0
+    assert chosen + GRACE_S <= start <= chosen + GRACE_S + LATE_S + 10
+    assert beat.stat().st_mtime >= chosen + GRACE_S, "it worked until its grace time was over"
+    facts = jobs.job_facts(layout, borrower)
+    assert (facts["JobState"], facts["Restarts"]) == (("PREEMPTED", "0") if options else ("PENDING", "1"))
+    for job in (whole, older):
+        assert (jobs.state(layout, job), jobs.job_facts(layout, job)["Restarts"]) == ("RUNNING", "0")
+
+
+# ---------------------------------------------------------------------------------------------------- GPU-hours
+
+
+def test_an_account_whose_gpu_hours_are_used_up_waits_until_there_are_more(limited: Layout) -> None:
+    quotas = limited.site_config.with_name("quotas.toml")
+
+    def give(amount: str) -> None:
+        write(quotas, f"{QUOTAS}gpu_hours = {amount}\n")
+        applied = quota(limited, "apply")
+        assert applied.status == 0, applied.text
+
+    give("0.001")  # 3.6 s of a GPU
+    jobs.admin(limited, "sacctmgr", "-i", "-Q", "modify", "account", "where", "name=vision", "set", "RawUsage=0")
+    beside = submit(limited, "news", "std", HALF)
+    last = submit(limited, "news", "std", WHOLE, script="sleep 6")
+    jobs.wait_for_state(limited, last, "COMPLETED")
+
+    waiting = submit(limited, "news", "std", HALF)
+    said = wait_for_reason(limited, waiting, "AssocGrpBillingMinutes")
+    assert "Its account or user has a limit of minutes of billing units" in said
+    assert "the administrator raises it" in said
+    rows = [line.split() for line in quota(limited, "show").out.splitlines()]
+    (used,) = [row[4] for row in rows if row[:4] == ["vision", "gpu_hours", "0.001", "0.001"]]
+    assert float(used) >= 0.001
+    other = submit(limited, "games", "std", HALF)
+    jobs.wait_for_state(limited, other, "RUNNING")
+    jobs.wait_for_state(limited, beside, "TIMEOUT")  # what runs is ended
+    assert jobs.state(limited, waiting) == "PENDING"
+
+    give("1")
+    jobs.wait_for_state(limited, waiting, "RUNNING")
+    jobs.admin(limited, "scancel", str(waiting))
+    give("0.001")
+    lifted = submit(limited, "news", "std", HALF)
+    wait_for_reason(limited, lifted, "AssocGrpBillingMinutes")
+    give('"none"')
+    jobs.wait_for_state(limited, lifted, "RUNNING")

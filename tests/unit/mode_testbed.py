@@ -20,16 +20,21 @@ from hami_hpc.stages.prolog import main as prolog_main
 
 AVAILABLE = "vgpu_share,vgpu_mps,vgpu_type_h200"
 REASON = "the driver says no"
-# Keeps the active features in a file, notes each call, and fails where the file `down` exists.
+# Keeps the active features in a file, notes each call, and fails where the file `down` exists: once, if that has text.
+# With the file `late` it answers no update before the command's time is over, and runs the file's text with what it was
+# asked for as $1.
 SCONTROL = """\
 #!/bin/sh
 cd {folder} || exit 9
 echo "$@" >>said
+[ ! -s down ] || {{ rm down; echo "slurm_update error: Unable to contact" >&2; exit 1; }}
 [ ! -e down ] || {{ echo "slurm_update error: Unable to contact" >&2; exit 1; }}
 case $1 in
 --oneliner) echo "NodeName=node1 AvailableFeatures=$(cat available) ActiveFeatures=$(cat active) Gres=x" ;;
 requeue) [ ! -e interactive ] ;;
-update) for word in "$@"; do case $word in activefeatures=*) echo "${{word#*=}}" >active ;; esac; done ;;
+update) for word in "$@"; do case $word in activefeatures=*)
+    [ ! -e late ] || {{ sh ./late "${{word#*=}}"; exec sleep 60; }}
+    echo "${{word#*=}}" >active ;; esac; done ;;
 esac
 """
 
@@ -83,6 +88,8 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     monkeypatch.setattr(drain, "find_scontrol", lambda: str(scontrol))
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setattr(detached, "start", lambda *_arguments: None)
+    monkeypatch.setattr(mode_service, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(mode_service, "PAUSE_S", 0.1)
     node = Node.make(tmp_path / "node")
     node.config.write_text(node.config.read_text() + '[vgpu]\nmodes = ["share", "mps"]\nmode_failures = 3\n')
     return Bed(node, folder)

@@ -25,9 +25,10 @@ from hami_hpc.core.units import resolve
 from hami_hpc.errors import NodeError, RequestError
 from hami_hpc.node import mig_settings
 from hami_hpc.node.config import Settings, load_settings
-from hami_hpc.render import files, inputs
-from hami_hpc.render.files import Target, render_nodes
+from hami_hpc.render import inputs
+from hami_hpc.render.files import render_nodes
 from hami_hpc.render.offer import lua_text, make_offer, node_modes, shards_may_have_types, site_table
+from hami_hpc.render.rendered import Rendered, Target
 from hami_hpc.slurm import commands
 
 H200_MIB = 143156
@@ -215,7 +216,7 @@ def rendered(
     monkeypatch: pytest.MonkeyPatch,
     static: tuple[tuple[str, str], ...] = (),
     has_typed_shards: bool = True,
-) -> files.Rendered:
+) -> Rendered:
     monkeypatch.setattr(inputs, "check_modes", lambda modes, path: None)  # of backends: not this test's subject
     target = Target(
         directory=str(folder),
@@ -233,7 +234,7 @@ def rendered(
     return render_nodes(settings, [((Gpu(0, 0, "GPU-1", "h200", "h200", H200_MIB),), target)])
 
 
-def about_mig(out: files.Rendered) -> list[str]:
+def about_mig(out: Rendered) -> list[str]:
     return [remark for remark in out.remarks if remark.startswith("modes offers mig")]
 
 

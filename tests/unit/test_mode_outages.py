@@ -14,6 +14,7 @@ from hami_hpc.core.mode_outage import Failure
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation import share
 from hami_hpc.node import admin_log, boot, drain, mode_outages
+from hami_hpc.slurm import node_features
 from hami_hpc.stages import detached, mode_service
 from hami_hpc.stages.epilog import main as epilog_main
 
@@ -111,6 +112,43 @@ def test_a_mode_that_cannot_be_taken_out_drains_the_node(
         mode_service.settle(bed.node.settings, bed.slurm(), "agent")
         assert bed.active() == "vgpu_mps,vgpu_type_h200", "the feature comes back with the end of the outage"
     assert "mode=share cannot be taken out of this node's features" in capsys.readouterr().err
+
+
+# What slurmctld does with an update that it does not answer in time.
+LATE = {
+    "does it": 'echo "$1" >active',
+    "does it after the time": '(sleep 2; echo "$1" >active) >/dev/null 2>&1 &',
+    "does the next": "rm late",
+    "does not do it": "",
+}
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("late", LATE)
+def test_an_answer_that_comes_too_late_drains_the_node_only_where_the_feature_stays(
+    bed: Bed, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job_id in (7, 8):
+        bed.prolog(job_id)
+    (bed.folder / "late").write_text(LATE[late])
+    monkeypatch.setattr(node_features, "TIMEOUT_S", 1)
+    monkeypatch.setattr(mode_service, "LOOK_AGAIN_S", 1.0 if late == "does not do it" else 15.0)
+    is_done = late != "does not do it"
+    assert bed.prolog(9) == (0 if is_done else 1)
+    assert bed.active() == ("vgpu_mps,vgpu_type_h200" if is_done else AVAILABLE)
+    assert any("state=drain" in line for line in bed.said()) == (not is_done)
+    assert ("requeue incomplete 9" in bed.said()) == is_done
+    assert list(bed.outages()) == ["share"]
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_slurmctld_that_is_back_within_the_time_is_asked_again(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    for job_id in (7, 8):
+        bed.prolog(job_id)
+    monkeypatch.setattr(mode_service, "LOOK_AGAIN_S", 15.0)
+    (bed.folder / "down").write_text("once")
+    assert bed.prolog(9) == 0
+    assert bed.active() == "vgpu_mps,vgpu_type_h200"
 
 
 def test_a_fault_of_the_job_does_not_count(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

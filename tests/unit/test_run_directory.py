@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness.mounting import can_mount
-from harness.run_directory import IN_MEMORY
+from harness.run_directory import IN_MEMORY, remove_abandoned
 from node_testbed import ROOT
 
 RUN = """\
@@ -99,3 +100,56 @@ def test_in_memory_it_is_a_file_system_of_its_own(tmp_path: Path, how: str) -> N
     assert run_pytest(tmp_path, "passes")[0] == 0
     assert not list((tmp_path / "tmp").iterdir())
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+# Begins a run that stops when its directory is there, and before it is locked, until a line comes.
+HALF_BEGUN = """\
+import sys, tempfile, harness.run_directory as r
+made = tempfile.mkdtemp
+def make(suffix=None, prefix=None, dir=None):
+    folder = made(suffix, prefix, dir)
+    if prefix == r.PREFIX:
+        print(folder, flush=True)
+        sys.stdin.readline()
+    return folder
+tempfile.mkdtemp = make
+print(r.begin(r.Path(sys.argv[1]), sys.argv[2] == "in memory")[0].is_dir(), flush=True)
+sys.stdin.readline()
+"""
+BEGUN = """\
+import sys, harness.run_directory as r
+print(flush=True)
+print(r.begin(r.Path(sys.argv[1]))[0], flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("where", ["on disk", "in memory"])
+def test_two_runs_that_begin_at_a_time_leave_each_others_directory_alone(tmp_path: Path, where: str) -> None:
+    def started(program: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, str(tmp_path), where]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/cluster")}
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    with started(HALF_BEGUN) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        folder = Path(first.stdout.readline().strip())
+        with started(BEGUN) as second:
+            assert second.stdout is not None
+            second.stdout.readline()
+            # Either it waits, or it has taken the directory of the first for an abandoned one.
+            ready, _, _ = select.select([second.stdout], [], [], 1)
+            assert folder.is_dir()
+            first.stdin.write("\n")
+            assert first.stdout.readline() == "True\n"
+            own = Path(second.stdout.readline().strip())
+            assert not ready
+            assert own != folder
+            assert {path.name for path in tmp_path.iterdir()} == {own.name, folder.name}
+            second.communicate("\n", timeout=30)
+        first.communicate("\n", timeout=30)
+    remove_abandoned(tmp_path)
+    assert not list(tmp_path.iterdir())
