@@ -33,13 +33,13 @@ def shards_of_node(job_lines: str, node: str, job_id: int = 0) -> dict[int, int]
     and shows all of them: where several are on the node, ask by the name that name_of_job returns. `job_id`, if given,
     is the job that the text must begin with. Raises ValueError, which says what was not understood.
     """
+    return _by_gpu(_line_of_node(job_lines, node, job_id))
+
+
+def _line_of_node(job_lines: str, node: str, job_id: int) -> str:
+    """Returns the job's gres on the node, of which all lines that name the node say the same."""
     if job_id and not job_lines.startswith(f"JobId={job_id} "):
         raise ValueError(f"scontrol show job -d printed '{_short(job_lines)}', not job {job_id}")
-    return _by_gpu(_line_of_node(job_lines, node))
-
-
-def _line_of_node(job_lines: str, node: str) -> str:
-    """Returns the job's gres on the node, of which all lines that name the node say the same."""
     lines: list[str] = [gres for nodes, gres in _PLACE.findall(job_lines) if names_node(nodes, node)]
     if not lines:
         raise ValueError(f"scontrol show job -d names no GPUs of node {node}")
@@ -52,10 +52,10 @@ def _line_of_node(job_lines: str, node: str) -> str:
     return lines[0]
 
 
-def whole_gpus_of_node(job_lines: str, node: str) -> frozenset[int]:
-    """Returns the indices of the GPUs on `node` that the job holds whole. Raises ValueError as shards_of_node."""
+def whole_gpus_of_node(job_lines: str, node: str, job_id: int = 0) -> frozenset[int]:
+    """Returns the indices of the GPUs on `node` that the job holds whole. `job_id`, and errors: as shards_of_node."""
     gpus: set[int] = set()
-    for item in split_list(_line_of_node(job_lines, node)):
+    for item in split_list(_line_of_node(job_lines, node, job_id)):
         match = _WHOLE.fullmatch(item)
         if match is not None and match[1]:
             gpus.update(indices(match[1]))

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks slurmctld how many shards of which GPUs of a node a job has."""
+"""Asks slurmctld which GPUs of a node a job has: how many shards of each, and which of them whole."""
 
 from __future__ import annotations
 
 import subprocess
 import time
 
-from hami_hpc.core.shards_shown import name_of_job, shards_of_node
+from hami_hpc.core.shards_shown import name_of_job, shards_of_node, whole_gpus_of_node
 from hami_hpc.errors import NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 ANSWER_S = 5.0  # for one answer; a prolog waits for it
 BOUND_S = 15.0  # for all of them
@@ -28,12 +31,28 @@ def read(
     slurmctld answers at all; once one has answered, it has BOUND_S. Raises NodeError with the reason when slurmctld
     does not say.
     """
+    return _read(scontrol, env, job_id, node, silent_s, shards_of_node)
+
+
+def read_whole(scontrol: str, env: Mapping[str, str], job_id: int, node: str) -> frozenset[int]:
+    """Returns the indices of the GPUs on `node` that the job holds whole. Asks, and raises, as read() does."""
+    return _read(scontrol, env, job_id, node, None, whole_gpus_of_node)
+
+
+def _read(
+    scontrol: str,
+    env: Mapping[str, str],
+    job_id: int,
+    node: str,
+    silent_s: Callable[[], float] | None,
+    parse: Callable[[str, str, int], T],
+) -> T:
     began = time.monotonic()
     name, is_named, has_answered, end = str(job_id), False, silent_s is None, began + BOUND_S
     while True:
         try:
             text = _answer(end, env, scontrol, "--all", "--local", "--details", "show", "job", name)
-            return shards_of_node(text, node, job_id)
+            return parse(text, node, job_id)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             problem = _reason(error)
             if not has_answered and (isinstance(error, ValueError) or UNKNOWN_JOB in problem):

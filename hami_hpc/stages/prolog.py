@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import (
     Grant,
     JobUnits,
@@ -130,12 +131,29 @@ def note_gpus(settings: Settings, environment: Mapping[str, str], whole: str = "
 
 
 def note_gpu_job(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Does for a job with GPUs and without vgpu what there is to do. Never fails, and never drains the node."""
+    """Does for a job with GPUs and without vgpu what there is to do: it starts, unless its GPUs are others'. Never
+    fails, and never drains the node."""
     try:
         settings = common.load(arguments)
     except NodeError:  # the prolog of a vgpu job and the doctor say so; this one does not need them
         return
+    job_id = environment.get("SLURM_JOB_ID", "")
+    was_refused = os.path.lexists(f"{job_dirs.jobs_dir(settings.run_dir)}/{job_id}/{c.FILE_REFUSED}")
+    if was_refused or _has_slices(settings) or os.path.exists(drained_gpus.path_of(settings.state_dir)):
+        from hami_hpc.stages import whole_gpus
+
+        if whole_gpus.turn_away(settings, environment):
+            return
     note_gpus(settings, environment)
+
+
+def _has_slices(settings: Settings) -> bool:
+    """Returns whether any job has a slice here. Never fails."""
+    jobs = job_dirs.jobs_dir(settings.run_dir)
+    try:
+        return any(os.path.lexists(f"{jobs}/{name}/{c.FILE_JOB_LIMITS}") for name in job_dirs.entries(settings.run_dir))
+    except NodeError:
+        return False
 
 
 def warn_of_silent_agent(settings: Settings) -> None:

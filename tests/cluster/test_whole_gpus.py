@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs with whole GPUs beside slices: none starts on a GPU of which another job has a slice.
+
+Slurm before 23.11.5 gives out such a GPU as a whole once one of several slices of it has ended (docs/adr/117).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness import config, jobs, node
+from harness.layout import Layout
+from harness.story import gpu_indices
+
+USER, OTHER = "games", "news"
+HALF = "--gres=vgpu:mem=40G,cores=50"
+WHOLE = "--gres=gpu:1"
+
+
+@pytest.fixture
+def cancelled(cluster: Layout) -> Iterator[Layout]:
+    yield cluster
+    for user in (USER, OTHER):
+        jobs.admin(cluster, "scancel", f"--user={user}")
+    node.wait_until_clean(cluster)
+
+
+def running(layout: Layout, user: str, gres: str) -> int:
+    job = jobs.submit(layout, user, gres, script="echo on; sleep 300")
+    jobs.wait(layout, lambda: "on" in jobs.output(layout, user, job), f"job {job} to run", 60, job)
+    return job
+
+
+def test_a_gpu_of_which_a_job_has_a_slice_is_no_other_jobs_as_a_whole(cancelled: Layout) -> None:
+    first, second = running(cancelled, USER, HALF), running(cancelled, USER, HALF)
+    assert gpu_indices(cancelled, first) == gpu_indices(cancelled, second)
+    elsewhere = running(cancelled, OTHER, WHOLE)
+    assert gpu_indices(cancelled, elsewhere) != gpu_indices(cancelled, first)
+    waiting = jobs.submit(cancelled, OTHER, WHOLE, script="echo on; sleep 5")
+    jobs.admin(cancelled, "scancel", str(first))
+    jobs.wait_for_state(cancelled, first, "CANCELLED")
+
+    def was_tried() -> bool:
+        """Whether slurmctld has seen what the slice left: it started the job and it came back, or it left it alone."""
+        facts = jobs.job_facts(cancelled, waiting)
+        came_back = facts["JobState"] == "PENDING" and facts["Restarts"] != "0"
+        return came_back or jobs.job_facts(cancelled, small)["JobState"] == "RUNNING"
+
+    small = jobs.submit(cancelled, USER, "--gres=vgpu:mem=1G,cores=1", script="sleep 300")
+    jobs.wait(cancelled, was_tried, "slurmctld to place what fits", 60)
+    assert jobs.state(cancelled, second) == "RUNNING"
+    assert jobs.output(cancelled, OTHER, waiting) == "", "it has not run"
+    assert not node.drain_reason(cancelled)
+    if config.slurm_release() < (23, 11):
+        facts = jobs.job_facts(cancelled, waiting)
+        assert (facts["Restarts"], facts["Reason"]) == ("1", "BeginTime"), "Slurm starts it again after two minutes"
+        text = jobs.admin(cancelled, "scontrol", "show", "job", str(waiting))
+        assert f"AdminComment=hami_hpc: job {waiting} was given GPU" in text
+        return
+    for job in (second, small):
+        jobs.admin(cancelled, "scancel", str(job))
+    jobs.wait(cancelled, lambda: "on" in jobs.output(cancelled, OTHER, waiting), "the job to have its GPU", 60, waiting)
+
+
+def test_an_interactive_job_that_is_given_such_a_gpu_is_told_why(cancelled: Layout) -> None:
+    first, second = running(cancelled, USER, HALF), running(cancelled, USER, HALF)
+    running(cancelled, OTHER, WHOLE)
+    jobs.admin(cancelled, "scancel", str(first))
+    jobs.wait_for_state(cancelled, first, "CANCELLED")
+    done = jobs.run_as(cancelled, OTHER, ("srun", "--immediate=20", WHOLE, "true"))
+    assert done.status != 0
+    forgets = config.slurm_release() < (23, 11)
+    told = f"of which job {second} has a slice" if forgets else "Unable to allocate resources"
+    assert told in done.err, done.err

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs with whole GPUs: one whose GPU is others' is sent back, and nothing else keeps one from starting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from node_testbed import UUIDS, Node, job_environment
+from slices_testbed import Controller, refusal, replace_controller, rows
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.out_of_service import DrainedGpu
+from hami_hpc.node import drained_gpus
+from hami_hpc.stages.epilog import main as epilog_main
+from hami_hpc.stages.prolog import main as prolog_main
+
+SLICE, WHOLE = 7, 9
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node where job SLICE has a slice of GPU 0."""
+    made = Node.make(tmp_path / "node")
+    assert made.prolog(SLICE) == 0
+    return made
+
+
+@pytest.fixture
+def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
+    made = replace_controller(monkeypatch, tmp_path / "slurm", 0.3, 0.3)
+    made.has_here(SLICE, WHOLE)
+    return made
+
+
+def environment(gpus: str) -> dict[str, str]:
+    units = ("HAMI_HPC_VGPU", c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES)
+    made = {name: value for name, value in job_environment(WHOLE).items() if name not in units}
+    return made | {"SLURM_JOB_GPUS": gpus, "SLURMD_NODENAME": "n1"}
+
+
+def start(node: Node, controller: Controller, gpus: str = "0", gres: str = "gpu:1(IDX:0)") -> str:
+    """Runs the prolog of job WHOLE, which never fails. Returns the text with which its steps are refused, or ""."""
+    controller.shows(WHOLE, gres)
+    assert prolog_main(node.arguments, environment(gpus)) == 0
+    return refusal(node, WHOLE)
+
+
+def test_a_whole_gpu_of_which_another_job_has_a_slice_is_not_the_jobs(
+    node: Node, controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = start(node, controller)
+    assert f"job {WHOLE} was given GPU 0 ({UUIDS[0]}) as a whole, of which job {SLICE} has a slice" in text
+    assert "Slurm before 23.11.5" in text
+    asked = controller.questions()
+    assert asked[-1] == f"requeue incomplete {WHOLE}"
+    assert any("AdminComment=hami_hpc: job 9 was given GPU 0" in line for line in asked)
+    assert capsys.readouterr().err.strip().endswith("submit any other again. It was requeued")
+    assert [grant.job_id for grant in rows(node)] == [SLICE]
+    assert epilog_main(node.arguments, environment("0")) == 0
+    assert not (node.jobs / str(WHOLE)).exists()
+
+
+def test_a_job_that_cannot_be_requeued_has_its_steps_refused(node: Node, controller: Controller) -> None:
+    controller.write('case $* in *requeue*) exit 1;; *) cat "${0%/*}/answer";; esac')
+    assert "submit any other again" in start(node, controller)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gres"),
+    [("1", "gpu:h200:1(IDX:1)"), ("0", "shard:60(IDX:0)"), ("0,1", "gpu:1(IDX:1),shard:60(IDX:0)")],
+    ids=["another GPU", "bare shards", "both"],
+)
+def test_a_job_that_shares_no_gpu_with_a_slice_starts(node: Node, controller: Controller, gpus: str, gres: str) -> None:
+    assert start(node, controller, gpus, gres) == ""
+
+
+def test_a_slice_of_a_job_that_slurm_does_not_have_any_more_is_ended_first(node: Node, controller: Controller) -> None:
+    controller.has_here(WHOLE)
+    assert start(node, controller) == ""
+    assert rows(node) == ()
+
+
+@pytest.mark.parametrize("body", ["exit 1", "sleep 3", "echo nonsense"])
+def test_where_slurmctld_does_not_say_that_the_gpu_is_the_jobs_it_starts(
+    node: Node, controller: Controller, body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller.write(body)
+    assert start(node, controller) == ""
+    assert f"whether the GPUs of job {WHOLE} are free is not known" in capsys.readouterr().err
+
+
+def test_a_damaged_ledger_keeps_no_job_with_whole_gpus_from_starting(node: Node, controller: Controller) -> None:
+    for path in Path(node.settings.run_dir).glob("ledger*"):
+        if path.is_file():
+            path.write_bytes(b"no ledger")
+    assert start(node, controller) == ""
+
+
+def test_a_gpu_out_of_service_is_given_to_no_job_as_a_whole(node: Node, controller: Controller) -> None:
+    Path(node.settings.state_dir).mkdir(exist_ok=True)
+    drained_gpus.write(node.settings.state_dir, (DrainedGpu(UUIDS[1], 1, 1, "Xid 63", 1_790_000_000),))
+    text = start(node, controller, "1", "gpu:1(IDX:1)")
+    assert text.startswith(f"job {WHOLE} was given GPU 1 ({UUIDS[1]}), which is out of service: Xid 63. A batch job")
+
+
+def test_slurmctld_is_not_asked_where_nobody_has_a_slice(tmp_path: Path, controller: Controller) -> None:
+    node = Node.make(tmp_path / "other")
+    assert start(node, controller) == ""
+    assert controller.questions() == []
+
+
+@pytest.mark.parametrize("table", ["", "[agent]\n"], ids=["without an agent", "with one"])
+def test_an_earlier_run_that_was_refused_refuses_no_later_one(node: Node, controller: Controller, table: str) -> None:
+    """Its epilog was killed."""
+    node.config.write_text(node.config.read_text() + table)
+    assert start(node, controller)
+    assert node.epilog(SLICE) == 0
+    assert start(node, controller) == ""
+    assert (node.jobs / str(WHOLE)).exists() == bool(table)
