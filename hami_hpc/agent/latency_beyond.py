@@ -19,6 +19,7 @@ from hami_hpc.agent.slices import Slices
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.latency_beyond import OfGpu, Said
+from hami_hpc.core.swap import OFF
 from hami_hpc.core.turns import is_latency
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common
@@ -78,7 +79,10 @@ class LatencyBeyond:
         return {uuid: grants for uuid, grants in by_gpu.items() if len(grants) > 1 and any(map(is_latency, grants))}
 
     def _said(self, grant: Grant) -> Said | None:
-        """Returns what a job says; None: it has ended. It says nothing whose user took the file away."""
+        """Returns what a job says; None: it has ended, or its memory is off the GPU or waits for room there. It says
+        nothing whose user took the file away."""
+        if self._slices.order_of(grant) in OFF:
+            return None
         try:
             beyond = is_latency(grant) and self._slices.is_beyond(grant)
         except OSError:

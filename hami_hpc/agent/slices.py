@@ -115,6 +115,12 @@ class Slices:
         """Returns what is_beyond() does of the record of such a slice. Raises OSError."""
         return self._read(self._jobs[str(grant.job_id)], grant, limits_file(grant.slice_index), is_beyond)
 
+    def order_of(self, grant: Grant) -> int:
+        """Returns where the record of such a slice says that its memory shall be: c.SWAP_NEVER where there is none."""
+        with suppress(OSError):
+            return self._read(self._jobs[str(grant.job_id)], grant, limits_file(grant.slice_index), order)
+        return c.SWAP_NEVER
+
     def _refresh(self) -> None:
         entries = self._entries()
         if entries != self._listed or not all(job.settled for job in self._jobs.values()):

@@ -89,8 +89,10 @@ class OfGpu:
         urgent = [job for job in jobs if job.is_latency and not job.is_beyond] if may_be else []
         taken = [job for job in urgent if self._may_be_taken(job, now_ns)]
         if taken and now_ns - self._taken_ns >= APART_NS:
-            changes[min(taken, key=self._first).job_id] = True
+            first = min(taken, key=self._first).job_id
+            changes[first] = True
             self._taken_ns = now_ns
+            self._known[first].heard_since_ns = now_ns  # one that cannot be told so is the last of them next time
         return changes
 
     def _look(self, job: Said, now_ns: int) -> _Known:

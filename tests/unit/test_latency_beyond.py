@@ -118,6 +118,19 @@ def test_a_job_that_says_it_now_and_then_keeps_no_other_from_being_taken() -> No
     assert 4 in gpu.beyond()
 
 
+def test_a_job_whose_record_cannot_be_written_keeps_no_other_from_being_taken() -> None:
+    """Its user alone says it, and root leaves its record as it is."""
+    rules = OfGpu()
+    taken: list[int] = []
+    said = [Said(1, 20, True, False, BEGIN, 0), Said(3, 20, True, False, 0, 0)]
+    for now in range(BEGIN, BEGIN + 6 * SECOND, STEP):
+        said = [one._replace(more_unix_ns=now if one.job_id < 3 else 0) for one in said]
+        taken += rules.decide(said, now)
+        if now == BEGIN + STEP:
+            said.append(Said(2, 40, True, False, now, 0))
+    assert set(taken) == {1, 2}
+
+
 def test_words_of_the_future_and_of_long_ago_are_not_heard() -> None:
     gpu = Gpu({1: Job(40, always(False, 0.8)), 2: Job(40, always(False, 0.1))})
     for more_ns in (2**63 - 1, BEGIN + 3600 * SECOND, BEGIN - 3600 * SECOND, 0):

@@ -16,6 +16,7 @@ from hami_hpc.agent.latency_beyond import PERIOD_S, LatencyBeyond
 from hami_hpc.agent.slices import Slices
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
+from hami_hpc.node import neighbours
 from hami_hpc.stages import common
 from hami_hpc.stages.prolog import prolog
 
@@ -168,6 +169,53 @@ def test_after_an_agent_killed_at_any_line_the_next_one_tells_all_the_same(site:
         assert told in (AS_ANY_OTHER, BY_THEMSELVES), f"killed at {line}"
         found.add(told == AS_ANY_OTHER)
     assert found == {False, True}
+
+
+OVERSOLD = "[vgpu]\nmemory_scaling = 2\n[agent]\n[classes.be]\nswap = true\n"
+
+
+def oversell(site: Site) -> None:
+    """Memory is oversold, and a latency-critical job waits for room on the GPU: its user may say anything of it."""
+    site.node.config.write_text(site.node.config.read_text() + OVERSOLD)
+    site.begin(LATE)
+    neighbours.write_swap(site.node.settings.run_dir, site.node.grants()[LATE], c.SWAP_WAIT)
+    site.wants = {LATE}
+
+
+def test_a_job_that_waits_for_room_keeps_no_other_from_being_taken(site: Site) -> None:
+    oversell(site)
+    agent = site.agent()
+    site.look(agent)
+    site.wants.add(GREEDY)
+    site.look(agent, 20)
+    assert site.told()[GREEDY][0] == 1
+
+
+def test_where_the_others_wait_for_room_nothing_is_written(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    oversell(site)
+    assert site.node.epilog(SERVICE) == 0
+    site.wants.add(GREEDY)
+    agent = site.agent()
+    site.look(agent, 1)  # the first one makes good what a killed agent left
+    monkeypatch.setattr(common, "open_ledger", lambda _settings: pytest.fail("nobody is beside it who wants more"))
+    assert site.look(agent, 20) == ""
+
+
+def test_a_job_that_is_off_the_gpu_lacks_nothing_there(site: Site) -> None:
+    assert site.node.epilog(SERVICE) == 0
+    grant, agent = site.node.grants()[BATCH], site.agent()
+
+    def look() -> int:
+        for _ in range(12):
+            site.node.write_usage(BATCH, more_unix_ns=site.now, time_used=0)
+            site.look(agent, 1)
+        return site.told()[GREEDY][0]
+
+    assert look() == 1
+    neighbours.write_swap(site.node.settings.run_dir, grant, c.SWAP_OUT)
+    assert look() == 0
+    neighbours.write_swap(site.node.settings.run_dir, grant, c.SWAP_IN)
+    assert look() == 1
 
 
 def shorten(path: Path) -> None:
