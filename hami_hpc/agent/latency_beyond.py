@@ -39,13 +39,15 @@ class LatencyBeyond:
     _gpus: dict[str, OfGpu] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _has_begun: bool = False
+    _problem: str = ""
     _has_ended: bool = False
 
     def __post_init__(self) -> None:
         self._slices = Slices(self.settings.run_dir)
 
     def once(self) -> str:
-        """Decides for each GPU, and writes what changes. Returns "", or what is wrong. Raises NodeError and OSError."""
+        """Decides for each GPU, and writes what changes. Returns "", or what was wrong when something was last written.
+        Raises NodeError and OSError."""
         with self._lock:
             if self._has_ended:
                 return ""
@@ -56,10 +58,9 @@ class LatencyBeyond:
                 said = [one for one in map(self._said, grants) if one is not None]
                 changes |= {(job_id, uuid): to for job_id, to in self._gpus[uuid].decide(said, self.unix_ns()).items()}
             if changes or (by_gpu and not self._has_begun):  # a killed agent may have told some and not the others
-                problem = self._write(changes)
+                self._problem = self._write(changes)
                 self._has_begun = True
-                return problem
-            return ""
+            return self._problem
 
     def end(self) -> str:
         """Has all jobs treated as they asked. Nothing is decided after it. Results and errors as those of once()."""

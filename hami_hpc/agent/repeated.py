@@ -34,7 +34,7 @@ class Repeated:
         except Exception as error:
             problem = str(error) if isinstance(error, HamiError) else f"unexpected {type(error).__name__}: {error}"
         if problem and problem != self._problem:
-            self.report(f"{self.what}: {problem} (tried again each {self.period_s:.0f} s)")
+            self.report(f"{self.what}: {problem} (tried again each {self.period_s:g} s)")
         self._problem = problem
 
     def _run(self) -> None:

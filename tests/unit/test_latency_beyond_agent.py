@@ -12,7 +12,7 @@ import pytest
 from node_testbed import UID, Node, job_environment
 from test_crash import all_lines
 
-from hami_hpc.agent.latency_beyond import PERIOD_S, LatencyBeyond
+from hami_hpc.agent.latency_beyond import PERIOD_S, LatencyBeyond, make
 from hami_hpc.agent.slices import Slices
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
@@ -246,7 +246,7 @@ def test_what_a_user_does_to_their_own_file_touches_no_other_job(site: Site, how
 
 def test_a_job_whose_record_root_did_not_write_is_none_of_several(site: Site) -> None:
     os.chown(site.path(SERVICE), UID, UID)
-    assert site.look(site.agent()) == ""
+    assert "job 8 was left as it is" in site.look(site.agent())
     assert site.told()[GREEDY][0] == 0
 
 
@@ -264,3 +264,18 @@ def test_where_the_ledger_cannot_be_opened_that_is_the_problem_and_it_is_tried_a
         assert site.told() == BY_THEMSELVES
     site.look(agent)
     assert site.told() == AS_ANY_OTHER
+
+
+def test_a_record_that_is_left_alone_is_reported_once_however_often_others_change(
+    site: Site,
+) -> None:
+    shorten(site.path(BATCH))
+    lines: list[str] = []
+    repeated = make(site.agent(), lines.append)
+    for i in range(60):
+        site.now += int(PERIOD_S * 10**9)
+        if i % 6 < 2:
+            site.node.write_usage(GREEDY, more_unix_ns=site.now - 1)
+        repeated.once()
+    assert len(lines) == 1
+    assert lines[0].endswith("(tried again each 0.5 s)")
