@@ -21,6 +21,7 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.latency_beyond import OfGpu, Said
 from hami_hpc.core.swap import OFF
 from hami_hpc.core.turns import is_latency
+from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common
 
@@ -46,8 +47,8 @@ class LatencyBeyond:
         self._slices = Slices(self.settings.run_dir)
 
     def once(self) -> str:
-        """Decides for each GPU, and writes what changes. Returns "", or what was wrong when something was last written.
-        Raises NodeError and OSError."""
+        """Decides for each GPU, and writes what changes. Returns "", or what was wrong when it was last tried to write
+        something. Raises NodeError when the run directory cannot be listed."""
         with self._lock:
             if self._has_ended:
                 return ""
@@ -58,12 +59,12 @@ class LatencyBeyond:
                 said = [one for one in map(self._said, grants) if one is not None]
                 changes |= {(job_id, uuid): to for job_id, to in self._gpus[uuid].decide(said, self.unix_ns()).items()}
             if changes or (by_gpu and not self._has_begun):  # a killed agent may have told some and not the others
-                self._problem = self._write(changes)
-                self._has_begun = True
+                self._try_to_write(changes)
             return self._problem
 
     def end(self) -> str:
-        """Has all jobs treated as they asked. Nothing is decided after it. Results and errors as those of once()."""
+        """Has all jobs treated as they asked. Nothing is decided after it. Returns "", or what is wrong. Raises
+        NodeError and OSError."""
         with self._lock:
             self._has_ended = True
             urgent = [grant for grants in self._shared().values() for grant in grants if is_latency(grant)]
@@ -97,6 +98,13 @@ class LatencyBeyond:
         return Said(
             grant.job_id, grant.cores_percent, is_latency(grant), beyond, min(more_ns, _MOST_NS), min(used_ns, _MOST_NS)
         )
+
+    def _try_to_write(self, changes: Mapping[tuple[int, str], bool]) -> None:
+        try:
+            self._problem = self._write(changes)
+            self._has_begun = True
+        except (NodeError, OSError) as error:
+            self._problem = str(error)
 
     def _write(self, changes: Mapping[tuple[int, str], bool]) -> str:
         ledger = common.open_ledger(self.settings)

@@ -47,12 +47,16 @@ class Site:
     def look(self, agent: LatencyBeyond, times: int = 6) -> str:
         problem = ""
         for _ in range(times):
-            self.now += int(PERIOD_S * 10**9)
-            for job_id in self.wants:
-                used = 0 if job_id in self.starved else self.now - 1_600_000_000 * 10**9
-                self.node.write_usage(job_id, more_unix_ns=self.now - 1, time_used=used)
+            self.say()
             problem = agent.once()
         return problem
+
+    def say(self) -> None:
+        """The jobs say what they want, a period later."""
+        self.now += int(PERIOD_S * 10**9)
+        for job_id in self.wants:
+            used = 0 if job_id in self.starved else self.now - 1_600_000_000 * 10**9
+            self.node.write_usage(job_id, more_unix_ns=self.now - 1, time_used=used)
 
     def path(self, job_id: int, name: str = c.FILE_JOB_LIMITS) -> Path:
         return self.node.jobs / str(job_id) / name
@@ -257,12 +261,20 @@ def test_where_the_ledger_cannot_be_opened_that_is_the_problem_and_it_is_tried_a
         raise NodeError("the ledger is damaged")
 
     agent = site.agent()
+    lines: list[str] = []
+    repeated = make(agent, lines.append)
+    site.wants.clear()
+    site.look(agent)
+    site.wants.add(GREEDY)
     with monkeypatch.context() as patch:
         patch.setattr(common, "open_ledger", refuse)
-        with pytest.raises(NodeError, match="damaged"):
-            site.look(agent)
+        for _ in range(10):
+            site.say()
+            repeated.once()
         assert site.told() == BY_THEMSELVES
-    site.look(agent)
+    assert len(lines) == 1
+    assert "the ledger is damaged" in lines[0]
+    assert site.look(agent) == ""
     assert site.told() == AS_ANY_OTHER
 
 
