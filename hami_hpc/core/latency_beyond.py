@@ -47,8 +47,9 @@ class Said(NamedTuple):
 @dataclass
 class _Known:
     """What is remembered of a job: since when it says it without a pause (0: it does not), when it was last heard,
-    since when it is as it is, what it had used then, and how long a try is away. And whether it had less than its cores
-    for SHORT_NS and wanted more, and since when and with how much used that is counted."""
+    since when it is as it is, what it had used then, the first of its words without a pause, and how long a try is
+    away. And whether it had less than its cores for SHORT_NS and wanted more, and since when and with how much used
+    that is counted."""
 
     heard_since_ns: int
     heard_ns: int
@@ -57,6 +58,7 @@ class _Known:
     used_then_ns: int
     used_ns: int
     lately_ns: int = 0  # used between the last two looks
+    first_word_ns: int = 0
     tried_ns: int = TRIED_NS
     is_short: bool = False
     counted_ns: int = 0
@@ -87,7 +89,7 @@ class OfGpu:
         changes = {job.job_id: False for job in jobs if job.is_beyond and (not is_needed or self._returns(job, now_ns))}
         may_be = are_several or any(known.is_short for known in others)
         urgent = [job for job in jobs if job.is_latency and not job.is_beyond] if may_be else []
-        taken = [job for job in urgent if self._may_be_taken(job, now_ns)]
+        taken = [job for job in urgent if self._may_be_taken(job)]
         if taken and now_ns - self._taken_ns >= APART_NS:
             first = min(taken, key=self._first).job_id
             changes[first] = True
@@ -104,7 +106,9 @@ class OfGpu:
             known.heard_since_ns = 0  # what it said before was of then
         known.lately_ns, known.used_ns = job.used_ns - known.used_ns, job.used_ns
         if abs(now_ns - job.more_unix_ns) <= HEARD_NS:
-            known.heard_since_ns, known.heard_ns = known.heard_since_ns or now_ns, now_ns
+            if not known.heard_since_ns:
+                known.heard_since_ns, known.first_word_ns = now_ns, job.more_unix_ns
+            known.heard_ns = now_ns
         else:
             known.heard_since_ns = 0
         self._count_short(known, job, now_ns)
@@ -118,9 +122,10 @@ class OfGpu:
         known.is_short = wanted_all_along and not _is_enough(job, job.used_ns - known.counted_used_ns, elapsed_ns)
         known.counted_ns, known.counted_used_ns = now_ns, job.used_ns
 
-    def _may_be_taken(self, job: Said, now_ns: int) -> bool:
-        since_ns = self._known[job.job_id].heard_since_ns
-        return since_ns > 0 and now_ns - since_ns >= SAID_NS
+    def _may_be_taken(self, job: Said) -> bool:
+        """By its words, as two looks may hear the same one."""
+        known = self._known[job.job_id]
+        return known.heard_since_ns > 0 and job.more_unix_ns - known.first_word_ns >= SAID_NS
 
     def _first(self, job: Said) -> tuple[int, float, int]:
         """Returns the place of a job among those that want more, the least first: who has said it for longest, then who

@@ -131,6 +131,15 @@ def test_a_job_whose_record_cannot_be_written_keeps_no_other_from_being_taken() 
     assert set(taken) == {1, 2}
 
 
+@given(st.integers(0, 499), st.integers(0, 390))
+def test_who_says_it_for_less_than_it_takes_is_not_taken_whenever_that_is_heard(at_ms: int, for_ms: int) -> None:
+    """A service with one request that is much longer than the others."""
+    rules, first = OfGpu(), BEGIN + at_ms * SECOND // 1000
+    for now in range(BEGIN, BEGIN + 4 * SECOND, STEP):
+        word = min(now, first + for_ms * SECOND // 1000) if now >= first else 0
+        assert rules.decide([Said(1, 40, True, False, word, 0), Said(2, 20, True, False, 0, 0)], now) == {}
+
+
 def test_words_of_the_future_and_of_long_ago_are_not_heard() -> None:
     gpu = Gpu({1: Job(40, always(False, 0.8)), 2: Job(40, always(False, 0.1))})
     for more_ns in (2**63 - 1, BEGIN + 3600 * SECOND, BEGIN - 3600 * SECOND, 0):
