@@ -141,3 +141,19 @@ def test_what_root_says_is_kept_to_while_the_job_works(tmp_path: Path, machine: 
         return [line.split("timeslices of ")[1] for line in errors.splitlines() if "timeslices of" in line]
 
     measured(slices, lambda found: found == ["20000 us", "2000 us", "10 us", "2000 us"])
+
+
+@pytest.mark.parametrize("latency", [0, 1])
+def test_a_step_that_is_held_to_a_part_of_the_jobs_cores_wants_no_more_than_these(
+    tmp_path: Path, machine: tuple[Path, str], latency: int
+) -> None:
+    """It has work all the time, and is paused; its job has 30 cores that nobody uses."""
+
+    def said() -> int:
+        fields = {"latency": latency, "floor_percent": 5 * latency}
+        sizes = {"job_mib": 8192, "cores_percent": 40, "step_cores_percent": 10, "policy": "cap"}
+        made = make_slice(tmp_path / "part", *machine, **sizes, fields=fields)  # type: ignore[arg-type]
+        assert share(start(made, SPIN, 2500, 1000)) < 20
+        return int(made.usage()["more_unix_ns"])
+
+    measured(said, lambda found: found == 0)

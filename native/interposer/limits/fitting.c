@@ -71,7 +71,9 @@ static void learn_greed(struct hami_fitting *f, const struct hami_terms *terms, 
 	f->work_used = used;
 	hami_greed_step(&f->greed, &f->work, hami_terms_latency_share(terms), job_cores);
 	f->work = (struct hami_work){0};
-	if (f->greed.more)
+	/* A step that is held to a part of its job's cores has work all the time, however few of them the job uses. */
+	const bool in_part = terms->policy == HAMI_POLICY_CAP && terms->cores_percent < job_cores;
+	if (in_part ? f->greed.over_cores : f->greed.more)
 		hami_region_note_more(f->region, shared);
 }
 
