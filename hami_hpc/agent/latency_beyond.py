@@ -72,13 +72,13 @@ class LatencyBeyond:
             return self._write(changes) if changes else ""
 
     def _shared(self) -> dict[str, list[Grant]]:
-        """Returns the jobs with mode=share of the GPUs that have several, of which one is latency-critical. Of MPS
-        clients nobody knows what each has."""
+        """Returns the jobs with mode=share of the GPUs that have a latency-critical one. Of MPS clients nobody knows
+        what each has: beside these alone it has its place."""
         by_gpu: dict[str, list[Grant]] = {}
         for grant in self._slices.grants():
             if grant.mode == "share":
                 by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
-        return {uuid: grants for uuid, grants in by_gpu.items() if len(grants) > 1 and any(map(is_latency, grants))}
+        return {uuid: grants for uuid, grants in by_gpu.items() if any(map(is_latency, grants))}
 
     def _said(self, grant: Grant) -> Said | None:
         """Returns what a job says; None: it has ended, or its memory is off the GPU or waits for room there. It says

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from test_crash import all_lines
 from hami_hpc.agent.latency_beyond import PERIOD_S, LatencyBeyond, make
 from hami_hpc.agent.slices import Slices
 from hami_hpc.contract import constants as c
+from hami_hpc.core.records import pack_limits
 from hami_hpc.errors import NodeError
 from hami_hpc.node import neighbours
 from hami_hpc.stages import common
@@ -220,6 +222,26 @@ def test_a_job_that_is_off_the_gpu_lacks_nothing_there(site: Site) -> None:
     assert look() == 0
     neighbours.write_swap(site.node.settings.run_dir, grant, c.SWAP_IN)
     assert look() == 1
+
+
+@pytest.mark.parametrize("has_agent", [True, False])
+def test_who_is_left_beside_clients_of_an_mps_server_alone_has_its_place_back(site: Site, has_agent: bool) -> None:
+    """They say nothing of use, and are no reason to give way."""
+    assert site.node.epilog(SERVICE) == 0
+    prolog(site.node.settings, job_environment(LATE, 1024, **{c.ENV_CLASS: "be", c.ENV_CORES: "5"}))
+    client = site.node.grants()[LATE]._replace(mode="mps")
+    with contextlib.closing(common.open_ledger(site.node.settings)) as ledger:
+        ledger.remove(client)
+        ledger.restore([client])
+    site.path(LATE).write_bytes(pack_limits(client))
+    site.wants, site.starved = {GREEDY, BATCH}, {BATCH}
+    agent = site.agent()
+    site.look(agent, 12)
+    assert site.told()[GREEDY][0] == 1
+    assert site.node.epilog(BATCH) == 0
+    site.wants.remove(BATCH)
+    assert (site.look(agent, 6) if has_agent else agent.end()) == ""
+    assert site.told()[GREEDY][0] == 0
 
 
 def shorten(path: Path) -> None:
