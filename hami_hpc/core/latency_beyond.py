@@ -30,6 +30,7 @@ SHORT_NS = 3 * SECOND  # over which a job is seen to have less than its cores
 TRIED_NS = 4 * SECOND  # after which it is latency-critical again, for a try; twice as long after each
 TRIED_NS_MOST = 256 * SECOND
 ENOUGH_PERCENT = 90  # of its cores
+UNSEEN_NS = 5 * SECOND  # so long after the last look nothing counts that was known then
 
 
 class Said(NamedTuple):
@@ -77,7 +78,7 @@ class OfGpu:
     def decide(self, jobs: Iterable[Said], now_ns: int) -> dict[int, bool]:
         """Returns what changes, by job id: whether it is treated as any other from now on."""
         jobs = list(jobs)
-        if now_ns < self._now_ns:  # the clock was set back
+        if not 0 <= now_ns - self._now_ns < UNSEEN_NS:  # the clock was set, or nobody looked
             self._known, self._taken_ns, self._needed_ns = {}, 0, 0
         self._now_ns = now_ns
         self._known = {job.job_id: self._look(job, now_ns) for job in jobs}

@@ -148,6 +148,15 @@ def test_words_of_the_future_and_of_long_ago_are_not_heard() -> None:
         assert gpu.beyond() == []
 
 
+def test_a_clock_that_is_set_forward_takes_nobody_from_whom_nobody_lacks_anything() -> None:
+    gpu = Gpu({1: Job(30, always(True, 0.4)), 2: Job(50, always(True, 0.5), is_latency=False)})
+    for _ in range(3):
+        gpu.go_on(20)
+        gpu.now += 3600 * SECOND
+    gpu.go_on(20)
+    assert gpu.log == []
+
+
 def test_a_clock_that_is_set_back_stops_nothing() -> None:
     gpu = Gpu({1: Job(40, always(True, 0.8)), 2: Job(20, always(False, 0.1))})
     gpu.go_on(5)
