@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SECOND = 1_000_000_000
-HEARD_NS = 600_000_000  # so old a word may be; a job that wants more says it each 40 ms
+HEARD_NS = 600_000_000  # so old a word may be; a job that wants more says it each 40 to 50 ms
 SAID_NS = 400_000_000  # for so long it has to say it
 APART_NS = 3 * SECOND // 2  # between two that are taken on a GPU: until the others' means are of after the first
 SILENT_NS = SECOND  # who has not said it for so long is latency-critical again
