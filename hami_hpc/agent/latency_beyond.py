@@ -28,6 +28,7 @@ from hami_hpc.stages import common
 PERIOD_S = 0.5
 _USED_AT, _MORE_AT = c.USAGE_FIELDS["time_used"][0], c.USAGE_FIELDS["more_unix_ns"][0]
 _MOST_NS = 2**63 - 1
+KEPT_MAX = 64  # jobs whose files stay open: the looks keep them, too, and a process may have 1024 open
 
 
 @dataclass
@@ -44,7 +45,7 @@ class LatencyBeyond:
     _has_ended: bool = False
 
     def __post_init__(self) -> None:
-        self._slices = Slices(self.settings.run_dir)
+        self._slices = Slices(self.settings.run_dir, KEPT_MAX)
 
     def once(self) -> str:
         """Decides for each GPU, and writes what changes. Returns "", or what was wrong when it was last tried to write

@@ -88,6 +88,7 @@ class Slices:
     of those that may be moved. The epilog unmounts the files lazily, so keeping them open delays nothing."""
 
     run_dir: str
+    kept_max: int = KEPT_MAX  # jobs; with more of them no file is kept open
     # runs that were set aside, at the last look: job id and start
     ended: frozenset[tuple[int, int]] = frozenset()
     _jobs: dict[str, _Job] = field(default_factory=dict)
@@ -117,8 +118,10 @@ class Slices:
 
     def order_of(self, grant: Grant) -> int:
         """Returns where the record of such a slice says that its memory shall be: c.SWAP_NEVER where there is none."""
-        with suppress(OSError):
-            return self._read(self._jobs[str(grant.job_id)], grant, limits_file(grant.slice_index), order)
+        job = self._jobs[str(grant.job_id)]
+        if grant.slice_index in job.movable:
+            with suppress(OSError):
+                return self._read(job, grant, limits_file(grant.slice_index), order)
         return c.SWAP_NEVER
 
     def _refresh(self) -> None:
@@ -204,6 +207,6 @@ class Slices:
             del job.kept[name]
         file = KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{name}")
         content = read(file)
-        if len(self._jobs) <= KEPT_MAX:
+        if len(self._jobs) <= self.kept_max:
             job.kept[name] = file
         return content

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from node_testbed import UID, Node, job_environment
+from node_testbed import UID, Node, job_environment, names_in
 from test_crash import all_lines
 
+from hami_hpc.agent import latency_beyond
 from hami_hpc.agent.latency_beyond import PERIOD_S, LatencyBeyond, make
 from hami_hpc.agent.slices import Slices
 from hami_hpc.contract import constants as c
@@ -208,7 +209,9 @@ def test_where_the_others_wait_for_room_nothing_is_written(site: Site, monkeypat
 
 
 def test_a_job_that_is_off_the_gpu_lacks_nothing_there(site: Site) -> None:
-    assert site.node.epilog(SERVICE) == 0
+    site.node.config.write_text(site.node.config.read_text() + "[classes.be]\nswap = true\n")
+    assert [site.node.epilog(job_id) for job_id in (SERVICE, BATCH)] == [0, 0]
+    site.begin(BATCH)
     grant, agent = site.node.grants()[BATCH], site.agent()
 
     def look() -> int:
@@ -242,6 +245,14 @@ def test_who_is_left_beside_clients_of_an_mps_server_alone_has_its_place_back(si
     site.wants.remove(BATCH)
     assert (site.look(agent, 6) if has_agent else agent.end()) == ""
     assert site.told()[GREEDY][0] == 0
+
+
+def test_with_very_many_jobs_no_file_stays_open(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency_beyond, "KEPT_MAX", 2)
+    agent, before = site.agent(), names_in(Path("/proc/self/fd"))
+    site.look(agent)
+    assert site.told() == AS_ANY_OTHER
+    assert names_in(Path("/proc/self/fd")) == before
 
 
 def shorten(path: Path) -> None:
