@@ -4,8 +4,8 @@
 docs/adr/116 has the reasons.
 
 A job says so itself (more_unix_ns of its usage file, native/interposer/arbitration/greed.h), which its user may write
-as they like. So a word decides over the job that says it alone: what it wins by being silent is what it had before,
-and what it loses by saying it is its own.
+as they like. A latency-critical job that is silent has what it had before, and one that says it loses its own place. A
+job that says it beside one that uses more than its cores takes from that what it was not promised.
 
 Beside another latency-critical job that is so at once: its requests wait for this one. Beside others it is so where one
 of them that wants more, too, does not get its cores: they are what it asked for, and all above the own cores is not.
@@ -25,8 +25,8 @@ HEARD_NS = 600_000_000  # so old a word may be; a job that wants more says it ea
 SAID_NS = 400_000_000  # for so long it has to say it
 APART_NS = 3 * SECOND // 2  # between two that are taken on a GPU: until the others' means are of after the first
 SILENT_NS = SECOND  # who has not said it for so long is latency-critical again
-# One who has too little of its cores may have no more than requests that piled up, which the others keep it from doing.
 SHORT_NS = 3 * SECOND  # over which a job is seen to have less than its cores
+# One who has too little of its cores may have no more than requests that piled up, which the others keep it from doing.
 TRIED_NS = 4 * SECOND  # after which it is latency-critical again, for a try; twice as long after each
 TRIED_NS_MOST = 256 * SECOND
 ENOUGH_PERCENT = 90  # of its cores
