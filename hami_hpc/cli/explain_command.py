@@ -137,9 +137,15 @@ def _lacking(job: Job, need: Need, node: Node, size: Size, room: Room) -> list[s
     return lacks
 
 
+def _is_exclusive(job: Job) -> bool:
+    """Returns whether the job is to have whole nodes: since Slurm 26.05 by a field of its own."""
+    exclusive = job.value("Exclusive")
+    return exclusive in ("NODE", "TOPO") if exclusive else job.value("OverSubscribe") == "NO"
+
+
 def _words(job: Job) -> reasons.Explained:
     """Returns why the job waits, and what to do."""
-    is_exclusive = job.asked is not None and job.row.state in WAITING and job.value("OverSubscribe") == "NO"
+    is_exclusive = job.asked is not None and job.row.state in WAITING and _is_exclusive(job)
     name = job.row.shown.partition("[")[0].rstrip("_")
     return reasons.explain(job.row.reason, name, is_exclusive=is_exclusive)
 

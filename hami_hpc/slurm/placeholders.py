@@ -73,7 +73,10 @@ class Node:
         for name in match[1].split(",") if match else []:
             shown = self._run("scontrol", "--oneliner", "show", "partition", name)
             tier = re.search(r" PriorityTier=(\d+)", shown)
-            if " OverSubscribe=EXCLUSIVE" in shown or " State=UP" not in shown or tier is None:
+            is_whole = re.search(
+                r" OverSubscribe=EXCLUSIVE\b| Exclusive=(NODE|TOPO)\b", shown
+            )  # before 26.05, and since
+            if is_whole or " State=UP" not in shown or tier is None:
                 continue
             if best is None or int(tier[1]) > best[0]:
                 best = (int(tier[1]), name)

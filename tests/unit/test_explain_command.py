@@ -113,16 +113,25 @@ def test_a_held_job_gets_the_command_that_releases_it(tmp_path: Path) -> None:
     assert "fits now" not in said
 
 
+@pytest.mark.parametrize("shown", ["OverSubscribe=NO", "OverSubscribe=NO Exclusive=NODE"], ids=["22.05", "26.05"])
 def test_a_job_made_a_vgpu_that_was_exclusive_is_told_that_it_never_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
-    monkeypatch.setattr(
-        commands, "show_jobs", lambda *_job: JOBS.replace("Dependency=", "OverSubscribe=NO Dependency=")
-    )
+    monkeypatch.setattr(commands, "show_jobs", lambda *_job: JOBS.replace("Dependency=", f"{shown} Dependency="))
     said = lines(tmp_path, 17)
     assert said["why"].endswith("hold all GPUs of its nodes, so its vGPU never starts.")
     assert said["do"].endswith("scontrol update jobid=17 oversubscribe=yes")
     assert "fits now" not in said
+
+
+@pytest.mark.parametrize(
+    "shown", ["OverSubscribe=OK", "OverSubscribe=NO Exclusive=NO", "OverSubscribe=OK Exclusive=USER"]
+)
+def test_a_job_that_shares_its_nodes_is_told_slurms_own_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    monkeypatch.setattr(commands, "show_jobs", lambda *_job: JOBS.replace("Dependency=", f"{shown} Dependency="))
+    assert "never starts" not in lines(tmp_path, 17)["why"]
 
 
 def test_what_a_job_depends_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,3 +293,23 @@ def test_commands_get_nothing_of_a_job_or_of_a_persons_defaults() -> None:
         "PATH": "/opt/slurm/bin:/a:/b",
         "LC_ALL": "C",
     }
+
+
+@pytest.mark.parametrize(
+    "whole",
+    ["OverSubscribe=EXCLUSIVE", "OverSubscribe=NO Exclusive=NODE", "OverSubscribe=NO Exclusive=TOPO"],
+    ids=["22.05", "26.05", "26.05 topology"],
+)
+def test_placeholders_go_to_the_highest_partition_that_shares_its_nodes(
+    monkeypatch: pytest.MonkeyPatch, whole: str
+) -> None:
+    shown = {
+        "node": "NodeName=n1 Partitions=whole,low,high,down",
+        "whole": f"PartitionName=whole PriorityTier=9 {whole} State=UP",
+        "low": "PartitionName=low PriorityTier=1 OverSubscribe=NO Exclusive=NO State=UP",
+        "high": "PartitionName=high PriorityTier=2 OverSubscribe=NO Exclusive=USER State=UP",
+        "down": "PartitionName=down PriorityTier=8 OverSubscribe=NO State=DOWN",
+    }
+    node_of_slurm = placeholders.Node("n1", {})
+    monkeypatch.setattr(node_of_slurm, "_run", lambda *words: shown["node" if words[-1] == "n1" else words[-1]])
+    assert node_of_slurm.partition() == "high"
