@@ -18,6 +18,7 @@ from harness import daemons, jobs
 from harness.config import slurm_release, write
 from harness.layout import CHECKOUT, Layout
 
+from hami_hpc.doctor import lost_jobs
 from hami_hpc.node import agent_file
 
 WITHOUT_CGROUPS = {"TaskPlugin", "ConstrainDevices"}
@@ -124,3 +125,14 @@ def test_a_node_without_gpus_is_told_apart(cluster: Layout) -> None:
     done = jobs.run_as(cluster, "root", command, nothing)
     assert "cpu1 has no GPUs in Slurm and none here" in done.out
     assert "driver:" not in done.out
+
+
+def test_the_request_for_a_slice_is_known_by_what_squeue_shows_of_it(cluster: Layout) -> None:
+    """For the jobs that run for Slurm and have no slice."""
+    job = jobs.submit(cluster, "games", "--gres=vgpu:mem=1G,cores=5", script="sleep 60")
+    whole = jobs.submit(cluster, "games", "--gres=gpu:1", script="sleep 60")
+    shown = [
+        jobs.admin(cluster, "squeue", "--noheader", f"--jobs={one}", "--format=%b").strip() for one in (job, whole)
+    ]
+    jobs.admin(cluster, "scancel", str(job), str(whole))
+    assert [lost_jobs.asks_for_a_slice(text) for text in shown] == [True, False], shown

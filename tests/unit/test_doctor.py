@@ -209,7 +209,9 @@ def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
         raise NodeError("slurm.conf has node1, node2 for host h; say which node this is with --node NAME")
 
     monkeypatch.setattr(commands, "node_name", several)
-    assert not healthy.findings()["modes out of service, jobs of an earlier boot, gres.conf, classes"].is_ok
+    assert not healthy.findings()[
+        "modes out of service, jobs of an earlier boot, jobs without a slice, gres.conf, classes"
+    ].is_ok
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert "OK    gres.conf: node2 has 2 gpu" in healthy.run(*arguments).output
