@@ -142,7 +142,7 @@ def note_gpu_job(arguments: Sequence[str], environment: Mapping[str, str]) -> No
     if was_refused or _has_slices(settings) or os.path.exists(drained_gpus.path_of(settings.state_dir)):
         from hami_hpc.stages import whole_gpus
 
-        if whole_gpus.turn_away(settings, environment):
+        if whole_gpus.turn_away(settings, environment, find_gpus):
             return
     note_gpus(settings, environment)
 

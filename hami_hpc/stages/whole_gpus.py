@@ -17,24 +17,28 @@ from hami_hpc.node import drain, drained_gpus, events, job_dirs
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import job_shards, placeholders
 from hami_hpc.stages import common, make_room, send_back
-from hami_hpc.stages.prolog import find_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hami_hpc.core.inventory import Gpu
+    from hami_hpc.node.ledger import Ledger
+
+    FindGpus = Callable[[Ledger, Settings, int, Sequence[int]], tuple[Gpu, ...]]
 
 AGAIN = "A batch job is requeued if it may be; submit any other again"
 
 
-def turn_away(settings: Settings, environment: Mapping[str, str]) -> bool:
+def turn_away(settings: Settings, environment: Mapping[str, str], find_gpus: FindGpus) -> bool:
     """Refuses the steps of a job that cannot have its whole GPUs, and requeues it. Returns whether it did. Never fails:
-    a job of which nobody knows that its GPUs are others' starts."""
+    a job of which nobody knows that its GPUs are others' starts. `find_gpus` is the prolog's."""
     try:
         job = of_environment(environment, common.now_unix_ns())
         if job is None:
             return False
         _forget_refusal(settings, job.job_id)  # of an earlier run, whose epilog was killed
-        problem = _problem(settings, environment, job)
+        problem = _problem(settings, environment, job, find_gpus)
         if not problem:
             return False
         text = f"job {job.job_id} was given {problem}. {AGAIN}"
@@ -56,9 +60,9 @@ def _forget_refusal(settings: Settings, job_id: int) -> None:
         job_dirs.remove(settings.run_dir, directory)
 
 
-def _problem(settings: Settings, environment: Mapping[str, str], job: GpuJob) -> str:
+def _problem(settings: Settings, environment: Mapping[str, str], job: GpuJob, find_gpus: FindGpus) -> str:
     """Returns what is wrong with the job's GPUs; "" for a job that may start."""
-    found = _taken(settings, job) or _out_of_service(settings, job)
+    found = _taken(settings, job, find_gpus) or _out_of_service(settings, job)
     if not found:
         return ""
     scontrol, node = drain.find_scontrol(), environment.get("SLURMD_NODENAME", "")
@@ -67,12 +71,12 @@ def _problem(settings: Settings, environment: Mapping[str, str], job: GpuJob) ->
     env = placeholders.environment(environment)
     whole = job_shards.read_whole(scontrol, env, job.job_id, node)
     job = job._replace(gpus=tuple(index for index in job.gpus if index in whole))  # of others it has shards
-    if _taken(settings, job):
+    if _taken(settings, job, find_gpus):
         make_room.of_gone_jobs(settings, environment)
-    return _taken(settings, job) or _out_of_service(settings, job)
+    return _taken(settings, job, find_gpus) or _out_of_service(settings, job)
 
 
-def _taken(settings: Settings, job: GpuJob) -> str:
+def _taken(settings: Settings, job: GpuJob, find_gpus: FindGpus) -> str:
     """Returns which of the job's GPUs has slices of other jobs."""
     ledger = common.open_ledger(settings)
     try:
