@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from harness import config, daemons, jobs, node, services
@@ -16,6 +16,21 @@ from test_power_saving import programs, state
 from test_requests import total_mib
 
 REQUEST = "--gres=vgpu:mem=8G,cores=20"
+
+
+@pytest.fixture
+def changing(restored: Layout) -> Iterator[Layout]:
+    """The private cluster, whose nodes become others. slurmctld forgets afterwards what they were: of a dynamic node it
+    takes features and gres from what it saved, and ignores slurm.conf's."""
+    yield restored
+    for name in ("slurmd", "slurmctld"):
+        daemons.stop(restored, name)
+    forget_nodes(restored)
+
+
+def forget_nodes(layout: Layout) -> None:
+    for saved in (layout.root / "slurmctld").glob("node_state*"):
+        saved.unlink()
 
 
 def change_node_line(layout: Layout, change: Callable[[str], str]) -> str:
@@ -51,26 +66,26 @@ def has_its_slice(layout: Layout, job: int) -> None:
     node.wait_until_clean(layout)
 
 
-def test_a_job_brings_up_a_node_of_the_cloud(restored: Layout) -> None:
-    change_node_line(restored, lambda line: f"{line.rstrip()} State=CLOUD\n")
-    suspended, resumed = programs(restored)
-    jobs.admin(restored, "scontrol", "update", f"nodename={config.NODE}", "state=power_down")
-    jobs.wait(restored, suspended.exists, "SuspendProgram", 60)
-    jobs.wait(restored, lambda: state(restored) == "idle~", "the node to be powered down", 60)
-    is_shown = f"NodeName={config.NODE} " in jobs.admin(restored, "scontrol", "show", "nodes")
-    assert ("nodes of the cloud" in jobs.admin(restored, "hami-hpc", "pool")) is not is_shown
-    waiting = jobs.submit(restored, "news", "--hold", REQUEST, script="slice")
-    assert nodes_of(restored, waiting) == (("", "", [config.NODE]) if is_shown else (config.NODE, "", []))
+def test_a_job_brings_up_a_node_of_the_cloud(changing: Layout) -> None:
+    change_node_line(changing, lambda line: f"{line.rstrip()} State=CLOUD\n")
+    suspended, resumed = programs(changing)
+    jobs.admin(changing, "scontrol", "update", f"nodename={config.NODE}", "state=power_down")
+    jobs.wait(changing, suspended.exists, "SuspendProgram", 60)
+    jobs.wait(changing, lambda: state(changing) == "idle~", "the node to be powered down", 60)
+    is_shown = f"NodeName={config.NODE} " in jobs.admin(changing, "scontrol", "show", "nodes")
+    assert ("nodes of the cloud" in jobs.admin(changing, "hami-hpc", "pool")) is not is_shown
+    waiting = jobs.submit(changing, "news", "--hold", REQUEST, script="slice")
+    assert nodes_of(changing, waiting) == (("", "", [config.NODE]) if is_shown else (config.NODE, "", []))
 
-    job = jobs.submit(restored, "games", REQUEST, script="slice; srun slice")
-    jobs.wait(restored, resumed.exists, "ResumeProgram", 60)
-    start_slurmd(restored)
-    has_its_slice(restored, job)
-    assert nodes_of(restored, waiting) == ("", "", [config.NODE])
+    job = jobs.submit(changing, "games", REQUEST, script="slice; srun slice")
+    jobs.wait(changing, resumed.exists, "ResumeProgram", 60)
+    start_slurmd(changing)
+    has_its_slice(changing, job)
+    assert nodes_of(changing, waiting) == ("", "", [config.NODE])
 
 
 @pytest.mark.slurm_before("23.02")  # later its slurmd takes no name, and this host's is another node's here
-def test_a_node_of_the_future_has_slices_from_when_it_registers(restored: Layout) -> None:
+def test_a_node_of_the_future_has_slices_from_when_it_registers(changing: Layout) -> None:
     cpus = os.cpu_count()
 
     def of_the_future(line: str) -> str:
@@ -78,25 +93,24 @@ def test_a_node_of_the_future_has_slices_from_when_it_registers(restored: Layout
         hardware = f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1"
         return f"NodeName={config.NODE} {hardware} {rest} State=FUTURE\n"
 
-    change_node_line(restored, of_the_future)
-    for recovered in (restored.root / "slurmctld").glob("node_state*"):  # where it is a node that is there
-        recovered.unlink()
-    text = restored.slurm_conf.read_text()
-    config.write(restored.slurm_conf, f"{text}SlurmdPort={restored.ports['slurmd']}\nTreeWidth=65533\n")
-    daemons.start(restored, services.describe(restored, "slurmctld"))
-    job = jobs.submit(restored, "games", REQUEST, script="slice; srun slice")
-    assert nodes_of(restored, job) == ("", config.NODE, [])
-    start_slurmd(restored, "-F", name="another-name")
-    has_its_slice(restored, job)
+    change_node_line(changing, of_the_future)
+    forget_nodes(changing)  # where it is a node that is there
+    text = changing.slurm_conf.read_text()
+    config.write(changing.slurm_conf, f"{text}SlurmdPort={changing.ports['slurmd']}\nTreeWidth=65533\n")
+    daemons.start(changing, services.describe(changing, "slurmctld"))
+    job = jobs.submit(changing, "games", REQUEST, script="slice; srun slice")
+    assert nodes_of(changing, job) == ("", config.NODE, [])
+    start_slurmd(changing, "-F", name="another-name")
+    has_its_slice(changing, job)
 
 
-def test_a_dynamic_node_has_slices_by_what_its_slurmd_says(restored: Layout) -> None:
-    line = change_node_line(restored, lambda line: "")
-    text = restored.slurm_conf.read_text().replace(f"Nodes={config.NODE} ", "Nodes=with_slices ")
+def test_a_dynamic_node_has_slices_by_what_its_slurmd_says(changing: Layout) -> None:
+    line = change_node_line(changing, lambda line: "")
+    text = changing.slurm_conf.read_text().replace(f"Nodes={config.NODE} ", "Nodes=with_slices ")
     text = re.sub("(?m)^PartitionName", "NodeSet=with_slices Feature=vgpu_share\nPartitionName", text, count=1)
-    text += f"MaxNodeCount=16\nSlurmdPort={restored.ports['slurmd']}\nTreeWidth=65533\n"
-    config.write(restored.slurm_conf, text)
-    daemons.start(restored, services.describe(restored, "slurmctld"))
-    start_slurmd(restored, "-Z", "--conf", of_a_dynamic_node(line))
-    job = jobs.submit(restored, "games", REQUEST, script="slice; srun slice")
-    has_its_slice(restored, job)
+    text += f"MaxNodeCount=16\nSlurmdPort={changing.ports['slurmd']}\nTreeWidth=65533\n"
+    config.write(changing.slurm_conf, text)
+    daemons.start(changing, services.describe(changing, "slurmctld"))
+    start_slurmd(changing, "-Z", "--conf", of_a_dynamic_node(line))
+    job = jobs.submit(changing, "games", REQUEST, script="slice; srun slice")
+    has_its_slice(changing, job)
