@@ -29,6 +29,10 @@ def environment(of: Mapping[str, str], folder: str = "") -> dict[str, str]:
     return kept | {"PATH": f"{folder}:{path}" if folder else path, "LC_ALL": "C"}
 
 
+# A partition that gives each job whole nodes: before Slurm 26.05, and since.
+WHOLE_NODES = re.compile(r" OverSubscribe=EXCLUSIVE\b| Exclusive=(NODE|TOPO)\b")
+
+
 class Node:
     """One node, as slurmctld shows it. `env` is the environment of the commands."""
 
@@ -73,10 +77,7 @@ class Node:
         for name in match[1].split(",") if match else []:
             shown = self._run("scontrol", "--oneliner", "show", "partition", name)
             tier = re.search(r" PriorityTier=(\d+)", shown)
-            is_whole = re.search(
-                r" OverSubscribe=EXCLUSIVE\b| Exclusive=(NODE|TOPO)\b", shown
-            )  # before 26.05, and since
-            if is_whole or " State=UP" not in shown or tier is None:
+            if WHOLE_NODES.search(shown) or " State=UP" not in shown or tier is None:
                 continue
             if best is None or int(tier[1]) > best[0]:
                 best = (int(tier[1]), name)

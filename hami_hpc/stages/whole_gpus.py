@@ -13,6 +13,7 @@ import os
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.gpu_jobs import GpuJob, of_environment
+from hami_hpc.errors import NodeError
 from hami_hpc.node import drain, drained_gpus, events, job_dirs
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import job_shards, placeholders
@@ -42,7 +43,10 @@ def turn_away(settings: Settings, environment: Mapping[str, str], find_gpus: Fin
         if not problem:
             return False
         text = f"job {job.job_id} was given {problem}. {AGAIN}"
-        job_dirs.place_refusal(settings.run_dir, job.job_id, text)
+        try:
+            job_dirs.place_refusal(settings.run_dir, job.job_id, text)
+        except NodeError as error:  # the run directory is full, for example: a batch job goes back all the same
+            common.report("prolog", f"job {job.job_id}: its steps cannot be refused: {error}")
         is_requeued = send_back.requeue(environment, job.job_id, text)
         common.report("prolog", f"{text}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
         action = "requeued" if is_requeued else "steps refused"

@@ -11,7 +11,8 @@ from slices_testbed import Controller, refusal, replace_controller, rows
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.out_of_service import DrainedGpu
-from hami_hpc.node import drained_gpus
+from hami_hpc.errors import NodeError
+from hami_hpc.node import drained_gpus, job_dirs
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
 
@@ -108,6 +109,18 @@ def test_slurmctld_is_not_asked_where_nobody_has_a_slice(tmp_path: Path, control
     node = Node.make(tmp_path / "other")
     assert start(node, controller) == ""
     assert controller.questions() == []
+
+
+def test_where_the_run_directory_is_full_a_batch_job_goes_back_all_the_same(
+    node: Node, controller: Controller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise NodeError("No space left on device")
+
+    monkeypatch.setattr(job_dirs, "place_refusal", full)
+    assert start(node, controller) == ""
+    assert controller.questions()[-1] == f"requeue incomplete {WHOLE}"
+    assert "its steps cannot be refused: No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("table", ["", "[agent]\n"], ids=["without an agent", "with one"])
