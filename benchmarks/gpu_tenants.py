@@ -310,6 +310,7 @@ def tenants_of(specs: Sequence[tuple[int, str, Load]], fits: bool = True) -> lis
             turn_begin=begin,
             turn_length=1000 * cores // total,
             others_least_percent=min((4 if p == "none" else c for c, p in others), default=0) if fits else 0,
+            only_other_percent=others[0][0] if fits and len(others) == 1 and others[0][1] != "none" else 0,
             others_capped=sum(p == "cap" for _, p in others),
         )
         tenants.append(Tenant(terms, load))

@@ -20,7 +20,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.latency_beyond import OfGpu, Said
 from hami_hpc.core.swap import OFF
-from hami_hpc.core.turns import is_latency
+from hami_hpc.core.turns import ALONE, cores_of_tenants, is_latency
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common
@@ -57,7 +57,8 @@ class LatencyBeyond:
             changes: dict[tuple[int, str], bool] = {}
             self._gpus = {uuid: self._gpus.get(uuid) or OfGpu() for uuid in by_gpu}
             for uuid, grants in by_gpu.items():
-                said = [one for one in map(self._said, grants) if one is not None]
+                cores = cores_of_tenants(grants, self.settings.mps_multi_user)
+                said = [one for grant in grants if (one := self._said(grant, cores[grant.job_id])) is not None]
                 changes |= {(job_id, uuid): to for job_id, to in self._gpus[uuid].decide(said, self.unix_ns()).items()}
             if changes or (by_gpu and not self._has_begun):  # a killed agent may have told some and not the others
                 self._try_to_write(changes)
@@ -73,17 +74,17 @@ class LatencyBeyond:
             return self._write(changes) if changes else ""
 
     def _shared(self) -> dict[str, list[Grant]]:
-        """Returns the jobs with mode=share of the GPUs that have a latency-critical one. Of MPS clients nobody knows
-        what each has: beside these alone it has its place."""
+        """Returns the jobs of the GPUs that have a latency-critical one, but for those with a MIG instance."""
         by_gpu: dict[str, list[Grant]] = {}
         for grant in self._slices.grants():
-            if grant.mode == "share":
+            if grant.mode not in ALONE:
                 by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
         return {uuid: grants for uuid, grants in by_gpu.items() if any(map(is_latency, grants))}
 
-    def _said(self, grant: Grant) -> Said | None:
-        """Returns what a job says; None: it has ended, or its memory is off the GPU or waits for room there. It says
-        nothing whose user took the file away."""
+    def _said(self, grant: Grant, cores_percent: int) -> Said | None:
+        """Returns what a job says, whose tenant has these cores: a client of an MPS server uses all of the server's
+        time. None: it has ended, or its memory is off the GPU or waits for room there. It says nothing whose user took
+        the file away."""
         if self._slices.order_of(grant) in OFF:
             return None
         try:
@@ -96,9 +97,8 @@ class LatencyBeyond:
             (more_ns,) = struct.unpack_from("<Q", head, _MORE_AT)
         except (OSError, struct.error):
             used_ns = more_ns = 0
-        return Said(
-            grant.job_id, grant.cores_percent, is_latency(grant), beyond, min(more_ns, _MOST_NS), min(used_ns, _MOST_NS)
-        )
+        more_ns, used_ns = min(more_ns, _MOST_NS), min(used_ns, _MOST_NS)
+        return Said(grant.job_id, cores_percent, is_latency(grant), beyond, more_ns, used_ns)
 
     def _try_to_write(self, changes: Mapping[tuple[int, str], bool]) -> None:
         try:

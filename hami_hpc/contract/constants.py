@@ -177,6 +177,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'latency_cores': (344, 4, 'u'),
     'server_cores': (348, 4, 'u'),
     'latency_beyond': (352, 4, 'u'),
+    'only_other_cores': (356, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

@@ -48,14 +48,15 @@ class Said(NamedTuple):
 @dataclass
 class _Known:
     """What is remembered of a job: since when it says it without a pause (0: it does not), when it was last heard,
-    since when it is as it is, what it had used then, the first of its words without a pause, and how long a try is
-    away. And whether it had less than its cores for SHORT_NS and wanted more, and since when and with how much used
-    that is counted."""
+    since when it is as it is or was last tried, since when and with how much used its cores are counted since then, the
+    first of its words without a pause, and how long a try is away. And whether it had less than its cores for SHORT_NS
+    and wanted more, and since when and with how much used that is counted."""
 
     heard_since_ns: int
     heard_ns: int
     is_beyond: bool
     since_ns: int
+    had_since_ns: int
     used_then_ns: int
     used_ns: int
     lately_ns: int = 0  # used between the last two looks
@@ -64,6 +65,13 @@ class _Known:
     is_short: bool = False
     counted_ns: int = 0
     counted_used_ns: int = 0
+
+    def begin(self, now_ns: int) -> None:
+        self.since_ns = now_ns
+        self.count_from(now_ns)
+
+    def count_from(self, now_ns: int) -> None:
+        self.had_since_ns, self.used_then_ns = now_ns, self.used_ns
 
 
 @dataclass
@@ -96,16 +104,26 @@ class OfGpu:
             changes[first] = True
             self._taken_ns = now_ns
             self._known[first].heard_since_ns = now_ns  # one that cannot be told so is the last of them next time
+        if changes:
+            self._count_anew(now_ns)
         return changes
+
+    def _count_anew(self, now_ns: int) -> None:
+        """What jobs had before another one's place changed tells nothing of what they have now. Within the time until
+        a try alone, so that nobody keeps it from coming."""
+        for known in self._known.values():
+            if now_ns - known.since_ns < known.tried_ns:
+                known.count_from(now_ns)
 
     def _look(self, job: Said, now_ns: int) -> _Known:
         known = self._known.get(job.job_id)
         if known is None or job.used_ns < known.used_ns:  # a new job, or its user's nonsense
-            known = _Known(0, now_ns, job.is_beyond, now_ns, job.used_ns, job.used_ns)
-        if known.is_beyond != job.is_beyond:
-            known.is_beyond, known.since_ns, known.used_then_ns = job.is_beyond, now_ns, job.used_ns
-            known.heard_since_ns = 0  # what it said before was of then
+            known = _Known(0, now_ns, job.is_beyond, now_ns, now_ns, job.used_ns, job.used_ns)
         known.lately_ns, known.used_ns = job.used_ns - known.used_ns, job.used_ns
+        if known.is_beyond != job.is_beyond:
+            known.is_beyond = job.is_beyond
+            known.begin(now_ns)
+            known.heard_since_ns = 0  # what it said before was of then
         if abs(now_ns - job.more_unix_ns) <= HEARD_NS:
             if not known.heard_since_ns:
                 known.heard_since_ns, known.first_word_ns = now_ns, job.more_unix_ns
@@ -139,11 +157,11 @@ class OfGpu:
         if not known.heard_since_ns and now_ns - known.heard_ns >= SILENT_NS:
             known.tried_ns = TRIED_NS
             return True
-        elapsed_ns = now_ns - known.since_ns
+        elapsed_ns = now_ns - known.had_since_ns
         if elapsed_ns < known.tried_ns:
             return False
         is_enough = _is_enough(job, job.used_ns - known.used_then_ns, elapsed_ns)
-        known.since_ns, known.used_then_ns = now_ns, job.used_ns
+        known.begin(now_ns)
         if is_enough:
             return False
         known.tried_ns = min(TRIED_NS_MOST, 2 * known.tried_ns)

@@ -60,6 +60,7 @@ class Turn(NamedTuple):
     latency_cores: int = 0
     server_cores: int = 0
     latency_beyond: int = 0
+    only_other_cores: int = 0
 
 
 NOBODY_BESIDE = Turn(0, 0, 0, 0, 0, 0)
@@ -88,6 +89,7 @@ def make_turns(
     grants = [grant for grant in everybody if grant.mode not in ALONE]
     latency_count = sum(is_latency(grant) for grant in grants)
     least = _least_of_others(grants, one_server)
+    only = _only_others(grants, one_server)
     above = _above(grants)
     cap_count = sum(grant.policy == "cap" for grant in grants)
     beside = slices_beside(grants)
@@ -104,6 +106,7 @@ def make_turns(
             step_begin_permille=(begins or {}).get(grant.job_id, 0),
             server_cores=servers.get(_tenant(grant, one_server), 0),
             latency_beyond=int(grant.job_id in as_others),
+            only_other_cores=only[grant.job_id],
         )
         for grant in grants
     }
@@ -143,6 +146,14 @@ def is_latency(grant: Grant) -> bool:
     return bool(grant.latency) and grant.mode not in BY_SERVER and grant.mode not in ALONE
 
 
+def cores_of_tenants(grants: Iterable[Grant], one_server: bool = False) -> dict[int, int]:
+    """Returns, by job id, its cores, or those of all jobs of its MPS server, percent: what its time is to be held
+    against. `one_server` is as in make_turns."""
+    grants = tuple(grants)
+    servers = _cores_of_servers(grants, one_server)
+    return {grant.job_id: servers.get(_tenant(grant, one_server), grant.cores_percent) for grant in grants}
+
+
 def _above(grants: Iterable[Grant]) -> dict[int, int]:
     """Returns, by job id, how many latency-critical jobs come before a latency-critical one; 0 for all others."""
     above: dict[tuple[int, int], int] = {}
@@ -169,6 +180,22 @@ def _least_of_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int
         else next((value for tenant, value in two_least if tenant != _tenant(grant, one_server)), 0)
         for grant in grants
     }
+
+
+def _only_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int]:
+    """Returns, by job id, the cores of the only other tenant, if its timeslice follows from them; else 0."""
+    by_cores = {_tenant(grant, one_server): grant.cores_percent for grant in grants if _is_by_cores(grant)}
+    by_cores |= _cores_of_servers(grants, one_server)
+    tenants = {_tenant(grant, one_server) for grant in grants}
+    only = {}
+    for grant in grants:
+        others = tenants - {_tenant(grant, one_server)} if len(tenants) == 2 else set()
+        only[grant.job_id] = sum(by_cores.get(other, 0) for other in others)
+    return only
+
+
+def _is_by_cores(grant: Grant) -> bool:
+    return grant.policy != "none" and not grant.slice_us
 
 
 def _cores_of_servers(grants: Iterable[Grant], one_server: bool) -> dict[tuple[str, int], int]:

@@ -117,7 +117,8 @@ struct hami_limits {
 	uint32_t latency_cores; /* of a latency-critical job: cores of all on the GPU that leave a floor together, percent; 0: there are not several, or there is nobody else */
 	uint32_t server_cores; /* of a job with mode=mps: cores of all jobs of its MPS server on the GPU, percent, at most 100; else 0 */
 	uint32_t latency_beyond; /* 1: the job would be latency-critical and is treated as any other, as it wants more than its cores; else 0 */
-	uint8_t pad0[3740];
+	uint32_t only_other_cores; /* cores of the only other tenant of the GPU, a job or all jobs of an MPS server, percent, if its timeslice follows from them; else 0 */
+	uint8_t pad0[3736];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -163,6 +164,7 @@ _Static_assert(offsetof(struct hami_limits, swap_pinned_bytes) == 336, "swap_pin
 _Static_assert(offsetof(struct hami_limits, latency_cores) == 344, "latency_cores");
 _Static_assert(offsetof(struct hami_limits, server_cores) == 348, "server_cores");
 _Static_assert(offsetof(struct hami_limits, latency_beyond) == 352, "latency_beyond");
+_Static_assert(offsetof(struct hami_limits, only_other_cores) == 356, "only_other_cores");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */

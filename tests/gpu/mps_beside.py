@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of MPS beside slices on a real GPU: prints the table of docs/benchmarks/time.md.
 
-Usage: HAMI_BENCH_WORK=work python3 tests/gpu/mps_beside.py, as tests/gpu/mps.py says. The clients are programs of jobs
-with mode=mps, with the interposer and what root tells them of the others, as a prolog would.
+Usage: HAMI_BENCH_WORK=work python3 tests/gpu/mps_beside.py [WORD ...], for the cases whose names have one of the words,
+as tests/gpu/mps.py says. The clients are programs of jobs with mode=mps, with the interposer and what root tells them
+of the others, as a prolog would; where somebody latency-critical wants everything, also with what an agent decides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
 import mps_jobs as mps  # noqa: E402
+from beyond import Job, Root  # noqa: E402
 from conformance import make_slice  # noqa: E402
 from tenants import (  # noqa: E402
     GRANT,
@@ -65,9 +67,13 @@ CASES: Sequence[tuple[str, list[Tenant], tuple[tuple[int, int], ...], tuple[str,
     ("one wants everything, 40", GREEDY[:1], ((20, 1),), KERNELS, True),
     ("two want everything, 40, 20", GREEDY, ((20, 1),), KERNELS, True),
     ("two want everything, 40, 20; burst 20", [*GREEDY, BUSY[20]], ((20, 1),), KERNELS, True),
+    ("one wants everything, 40; two jobs", GREEDY[:1], ((20, 1), (20, 1)), KERNELS, True),
+    ("one wants everything, 40; burst 20", [*GREEDY[:1], BUSY[20]], ((20, 1),), KERNELS, True),
     ("burst 20, nobody latency-critical", [BUSY[20]], ((20, 1),), KERNELS, True),
     ("nobody", [], ((20, 1), (20, 1)), KERNELS, True),
 )
+
+SETTLED_S = 9.0  # until the agent has decided
 
 
 def told(slices: Sequence[Tenant], cores: Sequence[int]) -> tuple[list[Tenant], list[dict[str, int]]]:
@@ -80,13 +86,22 @@ def told(slices: Sequence[Tenant], cores: Sequence[int]) -> tuple[list[Tenant], 
 
 
 def beside(
-    name: str, slices: list[Tenant], jobs: Sequence[tuple[int, int]], work: tuple[str, ...], limited: bool
+    name: str,
+    slices: list[Tenant],
+    jobs: Sequence[tuple[int, int]],
+    work: tuple[str, ...],
+    limited: bool,
+    has_agent: bool = False,
 ) -> tuple[list[Numbers], list[Numbers]]:
-    """Runs all at once. Returns what the slices say, and the clients."""
+    """Runs all at once, with an agent that has decided by then, or without one. Returns what the slices say, and the
+    clients."""
     slices, fields = told(slices, [cores for cores, _ in jobs])
     with ExitStack() as stack:
         held = [stack.enter_context(mps.Job(cores)) for cores, _ in jobs]
-        begin = f"begin={time.time() + 2.5 + 0.5 * (len(slices) + sum(n for _, n in jobs)):.3f}"
+        settled_s = SETTLED_S if has_agent else 0.0
+        begin = f"begin={time.time() + settled_s + 2.5 + 0.5 * (len(slices) + sum(n for _, n in jobs)):.3f}"
+        made = [tenant.slice() for tenant in slices]
+        known = [Job(i, t.cores, t.fields.get("latency", 0), made[i], t.policy) for i, t in enumerate(slices)]
         clients = []
         for i, (cores, count) in enumerate(jobs):
             folder = mps.bench.folder / f"{name}-{i}"
@@ -100,9 +115,12 @@ def beside(
                 mode="mps",
                 fields=fields[i],
             )
+            known.append(Job(100 + i, cores, 0, job, "none", "mps"))
             more = {k: v for k, v in job.environment().items() if k in ("LD_PRELOAD", c.ENV_LIMITS)}
             clients += [held[i].start(*mps.work(work, begin), **(more if limited else {})) for _ in range(count)]
-        mine = [answer(process) for process in [t.start(begin) for t in slices]]
+        stack.enter_context(Root(known).agent() if has_agent else nullcontext())
+        started = [t.start(begin, environment=made[i].environment()) for i, t in enumerate(slices)]
+        mine = [answer(process) for process in started]
         return mine, [answer(process) for process in clients]
 
 
@@ -115,15 +133,20 @@ def main() -> None:
         mps.prepare()
         row("beside MPS", "slices: requests/s, p50, p99 us, or percent of native", "clients: percent of native")
         row(*["---"] * 3)
+        words = sys.argv[1:]
         for name, slices, jobs, work, limited in CASES:
-            mine, theirs = beside(name, slices, jobs, work, limited)
-            said = [
-                f"{n['rate']:.0f}, {n['p50']:.0f}, {n['p99']:.0f}"
-                if "p50" in n
-                else f"{100 * n['rate'] / native[KERNELS]:.1f} %"
-                for n in mine
-            ]
-            row(name, "; ".join(said), "; ".join(f"{100 * n['rate'] / native[work]:.1f}" for n in theirs))
+            if words and not any(word in name for word in words):
+                continue
+            for has_agent in (False, True) if slices[:1] == GREEDY[:1] else (False,):
+                mine, theirs = beside(f"{name}-{has_agent}", slices, jobs, work, limited, has_agent)
+                said = [
+                    f"{n['rate']:.0f}, {n['p50']:.0f}, {n['p99']:.0f}"
+                    if "p50" in n
+                    else f"{100 * n['rate'] / native[KERNELS]:.1f} %"
+                    for n in mine
+                ]
+                clients = "; ".join(f"{100 * n['rate'] / native[work]:.1f}" for n in theirs)
+                row(name + ", with an agent" * has_agent, "; ".join(said), clients)
     finally:
         mps.end()
 

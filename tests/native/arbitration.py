@@ -53,6 +53,7 @@ class _Terms(ctypes.Structure):
         ("turn_begin", ctypes.c_uint32),
         ("turn_length", ctypes.c_uint32),
         ("others_least_percent", ctypes.c_uint32),
+        ("only_other_percent", ctypes.c_uint32),
         ("others_capped", ctypes.c_uint32),
         ("in_step", ctypes.c_bool),
         ("step_begin", ctypes.c_uint32),
@@ -248,6 +249,7 @@ class Terms:
     latency_cores: int = 0
     of_server: bool = False
     beyond: bool = False
+    only_other_percent: int = 0
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -263,6 +265,7 @@ class Terms:
             self.turn_begin,
             self.turn_length,
             self.others_least_percent,
+            self.only_other_percent,
             self.others_capped,
             self.in_step,
             self.step_begin,

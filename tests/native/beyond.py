@@ -15,7 +15,7 @@ from test_resized import change
 
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.latency_beyond import OfGpu, Said
-from hami_hpc.core.turns import make_turns
+from hami_hpc.core.turns import cores_of_tenants, make_turns
 
 PERIOD_S = 0.5
 
@@ -27,6 +27,7 @@ class Job:
     latency: int
     made: Slice
     policy: str = "burst"
+    mode: str = "share"
     is_beyond: bool = False
 
     def grant(self) -> Grant:
@@ -41,7 +42,7 @@ class Job:
             cores_percent=self.cores,
             service_class="lc" if self.latency else "be",
             policy=self.policy,
-            mode="share",
+            mode=self.mode,
             created_unix_ns=1,
             latency=self.latency,
             floor_percent=5 * self.latency,
@@ -64,10 +65,11 @@ class Root:
             change(job.made, **turns[job.number]._asdict())
 
     def look(self) -> None:
-        said = []
+        said, cores = [], cores_of_tenants(job.grant() for job in self.jobs)
         for job in self.jobs:
-            usage, latency = job.made.usage(), bool(job.latency)
-            said.append(Said(job.number, job.cores, latency, job.is_beyond, usage["more_unix_ns"], usage["time_used"]))
+            usage, own = job.made.usage(), cores[job.number]
+            more_ns, used_ns = usage["more_unix_ns"], usage["time_used"]
+            said.append(Said(job.number, own, bool(job.latency), job.is_beyond, more_ns, used_ns))
         changes = self.rules.decide(said, time.time_ns())
         for job in self.jobs:
             job.is_beyond = changes.get(job.number, job.is_beyond)

@@ -30,7 +30,7 @@ def pair(tmp_path: Path, machine: Machine, policy: str, name: str, fits: bool) -
     """Two jobs of 50 cores, the first of a policy, as prologs write them; without `fits` as before they did."""
     turns = [{"turn_begin_permille": begin, "turn_length_permille": 500} for begin in (0, 500)]
     caps = [0, int(policy == "cap")]
-    more = [{"others_least_cores": 50, "others_capped": n} if fits else {} for n in caps]
+    more = [{"others_least_cores": 50, "only_other_cores": 50, "others_capped": n} if fits else {} for n in caps]
     return [
         make_slice(
             tmp_path / f"{name}{i}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import arbitration as a
@@ -97,10 +98,11 @@ def test_any_inputs_keep_timeslices_and_steps_within_bounds(seen: list[Seen], co
 
 @few
 @given(st.integers(1, 100), st.integers(1, 100))
-def test_the_only_other_tenant_is_known_by_the_turns(own: int, other: int) -> None:
+def test_the_only_other_tenant_is_none_to_who_has_several_processes(own: int, other: int) -> None:
     tenant = tenants_of([(own, "burst", Load()), (other, "burst", Load())])[0]
-    assert tenant.terms.other_percent() in ((other,) if tenant.terms.turn_length else (0,))
-    assert tenant.terms.other_percent(2) == 0
+    assert tenant.terms.other_percent() == other
+    assert tenant.terms.other_percent(2) == 0, "they are others to one another"
+    assert replace(tenant.terms, of_server=True).other_percent(2) == other, "but not as clients of one MPS server"
 
 
 @few
@@ -110,9 +112,9 @@ def test_of_several_others_none_is_the_only_one(own: int, others: list[int]) -> 
     assert tenants[0].terms.other_percent() == 0
 
 
-def test_without_turns_nothing_is_known_of_the_others() -> None:
-    for length in (0, 1001, 2**32 - 1):
-        assert a.Terms(50, turn_length=length, others_least_percent=50).other_percent() == 0
+def test_what_a_record_says_of_the_only_other_tenant_is_brought_within_bounds() -> None:
+    for percent in (0, 100, 101, 2**32 - 1):
+        assert a.Terms(50, only_other_percent=percent).other_percent() == min(100, percent)
 
 
 @few

@@ -20,9 +20,11 @@ pytestmark = pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/laten
 SERVE = str(BUILD / "compute/requests_take_time")
 
 
-def on_a_gpu(tmp_path: Path, machine: tuple[Path, str], *jobs: tuple[int, int], policy: str = "burst") -> Root:
-    """Makes jobs of so many cores, latency-critical (1) or not, that root has told of each other. `policy`: of those
-    that are not."""
+def on_a_gpu(
+    tmp_path: Path, machine: tuple[Path, str], *jobs: tuple[int, int], policy: str = "burst", mode: str = "share"
+) -> Root:
+    """Makes jobs of so many cores, latency-critical (1) or not, that root has told of each other. `policy` and `mode`:
+    of those that are not."""
     place = tmp_path / f"gpu{len(list(tmp_path.iterdir()))}"
     made = []
     for number, (cores, latency) in enumerate(jobs, start=1):
@@ -33,9 +35,11 @@ def on_a_gpu(tmp_path: Path, machine: tuple[Path, str], *jobs: tuple[int, int], 
             job_mib=8192,
             cores_percent=cores,
             policy="burst" if latency else policy,
+            mode="share" if latency else mode,
             fields=fields,
         )
-        made.append(Job(number, cores, latency, slice, "burst" if latency else policy))
+        terms = ("burst", "share") if latency else (policy, mode)
+        made.append(Job(number, cores, latency, slice, *terms))
     return Root(made)
 
 
@@ -87,14 +91,14 @@ def test_a_service_does_not_wait_for_one_that_wants_more(tmp_path: Path, machine
     measured(both, is_right)
 
 
-@pytest.mark.parametrize("policy", ["burst", "cap"])
+@pytest.mark.parametrize(("policy", "mode"), [("burst", "share"), ("cap", "share"), ("none", "mps")])
 def test_a_job_has_its_cores_beside_one_that_wants_more_than_its_own(
-    tmp_path: Path, machine: tuple[Path, str], policy: str
+    tmp_path: Path, machine: tuple[Path, str], policy: str, mode: str
 ) -> None:
     """The only latency-critical job there would leave it the floor."""
 
     def found() -> tuple[float, float]:
-        root = on_a_gpu(tmp_path, machine, (30, 1), (50, 0), policy=policy)
+        root = on_a_gpu(tmp_path, machine, (30, 1), (50, 0), policy=policy, mode=mode)
         with root.agent():
             greedy = busy(root.jobs[0], 10_500)
             before = share(busy(root.jobs[1], 2000))

@@ -110,6 +110,34 @@ def test_who_wants_everything_and_has_too_little_is_tried_ever_more_seldom() -> 
     assert len(returns) < 15
 
 
+def greedy_ones(*cores: int) -> Gpu:
+    """Each wants everything. Those that are latency-critical have 90 % together, the others the rest by their cores."""
+    gpu = Gpu({})
+
+    def part(job_id: int) -> float:
+        alike = [job.cores for job in gpu.jobs.values() if job.is_beyond == gpu.jobs[job_id].is_beyond]
+        of_all = 1.0 if len(alike) == len(gpu.jobs) else 0.1 if gpu.jobs[job_id].is_beyond else 0.9
+        return of_all * gpu.jobs[job_id].cores / sum(alike)
+
+    gpu.jobs = {i: Job(own, lambda _is, i=i: (True, part(i))) for i, own in enumerate(cores)}  # type: ignore[misc]
+    return gpu
+
+
+def test_those_that_have_their_cores_once_all_are_taken_are_not_tried() -> None:
+    """What the first of them had until the last one was taken does not count."""
+    gpu = greedy_ones(60, 20, 20)
+    gpu.go_on(60)
+    assert [to for _at, _job, to in gpu.log] == [True] * 3
+
+
+def test_a_user_whose_jobs_change_all_the_time_keeps_no_other_from_being_tried_for_long() -> None:
+    gpu = Gpu({1: Job(60, lambda is_beyond: (True, 0.4 if is_beyond else 0.9)), 2: Job(20, always(False, 0.1))})
+    gpu.jobs |= {i: Job(1, lambda is_beyond: (not is_beyond, 9.0)) for i in (3, 4)}
+    gpu.go_on(30)
+    assert any((job, to) == (1, False) for _at, job, to in gpu.log)
+    assert sum(job > 2 for _at, job, _to in gpu.log) > 10, "they did change"
+
+
 def test_a_job_that_says_it_now_and_then_keeps_no_other_from_being_taken() -> None:
     """Three of them, of one user, that are silent again as soon as they are taken."""
     gpu = Gpu({4: Job(30, always(True, 0.8))})

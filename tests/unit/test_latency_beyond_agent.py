@@ -38,13 +38,14 @@ class Site:
     now: int = 1_700_000_000 * 10**9
     wants: set[int] = field(default_factory=lambda: {GREEDY})
     starved: set[int] = field(default_factory=set)  # of these, who has nothing of the GPU
+    used: int = 0  # by an MPS server, ns
 
     def agent(self) -> LatencyBeyond:
         return LatencyBeyond(self.node.settings, lambda: self.now)
 
-    def begin(self, *job_ids: int) -> None:
+    def begin(self, *job_ids: int, best_effort: int = BATCH) -> None:
         for job_id in job_ids:
-            given = {c.ENV_CLASS: "be" if job_id == BATCH else "lc", c.ENV_CORES: CORES[job_id]}
+            given = {c.ENV_CLASS: "be" if job_id == best_effort else "lc", c.ENV_CORES: CORES[job_id]}
             prolog(self.node.settings, job_environment(job_id, 1024, **given))
 
     def look(self, agent: LatencyBeyond, times: int = 6) -> str:
@@ -227,16 +228,41 @@ def test_a_job_that_is_off_the_gpu_lacks_nothing_there(site: Site) -> None:
     assert look() == 1
 
 
-@pytest.mark.parametrize("has_agent", [True, False])
-def test_who_is_left_beside_clients_of_an_mps_server_alone_has_its_place_back(site: Site, has_agent: bool) -> None:
-    """They say nothing of use, and are no reason to give way."""
-    assert site.node.epilog(SERVICE) == 0
-    prolog(site.node.settings, job_environment(LATE, 1024, **{c.ENV_CLASS: "be", c.ENV_CORES: "5"}))
-    client = site.node.grants()[LATE]._replace(mode="mps")
+def begin_as_mps_client(site: Site, job_id: int) -> None:
+    site.begin(job_id, best_effort=job_id)
+    client = site.node.grants()[job_id]._replace(mode="mps")
     with contextlib.closing(common.open_ledger(site.node.settings)) as ledger:
         ledger.remove(client)
         ledger.restore([client])
-    site.path(LATE).write_bytes(pack_limits(client))
+    site.path(job_id).write_bytes(pack_limits(client))
+
+
+def test_the_only_latency_critical_job_gives_way_to_an_mps_server_that_lacks_what_its_jobs_asked_for(
+    site: Site,
+) -> None:
+    """Each of its two clients says how much the server had: more than itself asked for, and less than both did."""
+    assert [site.node.epilog(job_id) for job_id in (SERVICE, BATCH)] == [0, 0]
+    begin_as_mps_client(site, BATCH)
+    begin_as_mps_client(site, LATE)
+    agent = site.agent()
+
+    def look(percent: int) -> int:
+        for _ in range(12):
+            site.used += int(PERIOD_S * 10**7) * percent
+            for job_id in (BATCH, LATE):
+                site.node.write_usage(job_id, more_unix_ns=site.now, time_used=site.used)
+            site.look(agent, 1)
+        return site.told()[GREEDY][0]
+
+    assert look(35) == 0
+    assert look(31) == 1, "they asked for 30 and 5"
+
+
+@pytest.mark.parametrize("has_agent", [True, False])
+def test_who_is_left_beside_clients_of_an_mps_server_alone_has_its_place_back(site: Site, has_agent: bool) -> None:
+    """They want nothing, and are no reason to give way."""
+    assert site.node.epilog(SERVICE) == 0
+    begin_as_mps_client(site, LATE)
     site.wants, site.starved = {GREEDY, BATCH}, {BATCH}
     agent = site.agent()
     site.look(agent, 12)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.turns import PERIOD_PERMILLE, Turn, make_turns
+from hami_hpc.core.turns import PERIOD_PERMILLE, Turn, cores_of_tenants, make_turns
 
 
 def grant(job_id: int, cores: int, latency: int = 0, policy: str = "burst") -> Grant:
@@ -52,6 +52,8 @@ def check(live: Iterable[Grant]) -> None:
         assert turn.others_capped == sum(other.policy == "cap" for other in others)
         least = min((4 if other.policy == "none" else other.cores_percent for other in others), default=0)
         assert turn.others_least_cores == least
+        only = others[0] if len(others) == 1 and others[0].policy != "none" else None
+        assert turn.only_other_cores == (only.cores_percent if only else 0)
     ordinary = [grant for grant in grants if not grant.latency]
     with_turns = len(ordinary) >= 2
     begin = 0
@@ -114,10 +116,12 @@ def test_two_jobs_divide_the_period() -> None:
     live = [grant(3, 10, latency=1), grant(5, 30, policy="cap"), grant(4, 60, policy="none")]
     assert make_turns(live) == {3: Turn(0, 0, 0, 4, 1, 0), 4: Turn(1, 0, 666, 10, 1, 0), 5: Turn(1, 666, 334, 4, 0, 0)}
     alone_beside_it = make_turns(live[:2])
-    assert alone_beside_it == {3: Turn(0, 0, 0, 30, 1, 0), 5: Turn(1, 0, 0, 10, 0, 0)}, "it waits for nobody's turn"
+    of_three, of_five = Turn(0, 0, 0, 30, 1, 0, only_other_cores=30), Turn(1, 0, 0, 10, 0, 0, only_other_cores=10)
+    assert alone_beside_it == {3: of_three, 5: of_five}, "it waits for nobody's turn"
     two_of_them = make_turns([*live[:1], grant(6, 10, latency=1)])
-    assert two_of_them == {3: Turn(1, 0, 0, 10, 0, 0), 6: Turn(1, 0, 0, 10, 0, 0)}
-    assert make_turns(live[1:]) == {4: Turn(0, 0, 666, 30, 1, 0), 5: Turn(0, 666, 334, 4, 0, 0)}
+    assert two_of_them == {job: Turn(1, 0, 0, 10, 0, 0, only_other_cores=10) for job in (3, 6)}
+    of_four, of_five = Turn(0, 0, 666, 30, 1, 0, only_other_cores=30), Turn(0, 666, 334, 4, 0, 0)
+    assert make_turns(live[1:]) == {4: of_four, 5: of_five}, "a policy of none has the driver's timeslice"
     assert make_turns([]) == {}
 
 
@@ -206,10 +210,37 @@ def test_clients_of_one_mps_server_are_one_tenant_without_a_turn_where_nobody_is
     share, clients = [grant(1, 20), grant(2, 60)], [of_mps(3, 10), of_mps(4, 30), of_mps(5, 10)]
     alone, beside = make_turns(share), make_turns([*share, *clients])
     for job, least in ((1, 50), (2, 20)):
-        assert beside[job] == alone[job]._replace(others_least_cores=least), "turns are of those that keep to them"
+        others = {"others_least_cores": least, "only_other_cores": 0}
+        assert beside[job] == alone[job]._replace(**others), "turns are of those that keep to them"
     assert [beside[job][1:4] for job in (3, 4, 5)] == [(0, 0, 20)] * 3
-    assert make_turns([*share[:1], *clients])[1] == Turn(0, 0, 0, 50, 0, 0), "it waits for nobody's turn"
+    assert make_turns([*share[:1], *clients])[1] == Turn(0, 0, 0, 50, 0, 0, only_other_cores=50), (
+        "it waits for nobody's turn"
+    )
     assert [beside[job].server_cores for job in (1, 2, 3, 4, 5)] == [0, 0, 50, 50, 50]
+
+
+def test_a_server_and_a_slice_know_each_other_as_the_only_ones() -> None:
+    """So they see at once whether the other has its share, and long timeslices suffice (docs/adr/113)."""
+
+    def only(live: list[Grant], one_server: bool = False) -> list[int]:
+        turns = make_turns(live, one_server)
+        return [turns[one.job_id].only_other_cores for one in live]
+
+    share, clients = grant(1, 20), [of_mps(2, 10), of_mps(3, 40)]
+    assert only([share, *clients]) == [50, 20, 20]
+    assert only([share, *clients, of_mps(4, 60, uid=2)]) == [0, 0, 0, 0]
+    assert only([share, *clients, of_mps(4, 60, uid=2)], one_server=True) == [100, 20, 20, 20]
+    assert only([share, *clients, grant(4, 30)]) == [0, 0, 0, 0]
+    assert only([share, *clients, grant(4, 30)._replace(mode="mig")]) == [50, 20, 20, 0], "nobody is beside that one"
+    assert only(clients) == [0, 0]
+    assert only([share._replace(policy="none"), *clients]) == [50, 0, 0], "it has the driver's timeslice"
+    assert only([share._replace(slice_us=900), *clients]) == [50, 0, 0], "and this one that of its class"
+
+
+def test_a_clients_time_is_that_of_all_jobs_of_its_server() -> None:
+    live = [grant(1, 20), of_mps(2, 10), of_mps(3, 40), of_mps(4, 60, uid=2), grant(5, 14)._replace(mode="mig")]
+    assert cores_of_tenants(live) == {1: 20, 2: 50, 3: 50, 4: 60, 5: 14}
+    assert cores_of_tenants(live, one_server=True) == {1: 20, 2: 100, 3: 100, 4: 100, 5: 14}
 
 
 def test_an_mps_server_is_another_tenants_unless_all_users_have_one() -> None:

@@ -99,6 +99,7 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 		.turn_length = __atomic_load_n(&job->turn_length_permille, __ATOMIC_RELAXED),
 		.others_capped = __atomic_load_n(&job->others_capped, __ATOMIC_RELAXED),
 		.others_least_percent = __atomic_load_n(&job->others_least_cores, __ATOMIC_RELAXED),
+		.only_other_percent = __atomic_load_n(&job->only_other_cores, __ATOMIC_RELAXED),
 		.in_step = job->in_step != 0,
 		.step_begin = __atomic_load_n(&job->step_begin_permille, __ATOMIC_RELAXED),
 		.beside_slice_us = __atomic_load_n(&job->beside_slice_us, __ATOMIC_RELAXED),
@@ -150,13 +151,7 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 
 uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes)
 {
-	uint32_t length = terms->turn_length, least = others_least(terms);
-	uint32_t cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
-	if (!length || length > 1000 || processes > 1)
-		return 0;
-	/* Turns are in proportion to cores, in whole permille: those of all others, at least. */
-	uint32_t others = cores * (1000 - length) / (length + 1);
-	return others <= least + least / 8 + 1 ? least : 0;
+	return processes <= 1 || terms->of_server ? within(terms->only_other_percent, 0, 100) : 0;
 }
 
 uint32_t hami_terms_latency_share(const struct hami_terms *terms)

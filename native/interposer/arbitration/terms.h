@@ -42,6 +42,7 @@ struct hami_terms {
 	/* Permille of HAMI_ROUND_NS, of a latency-critical tenant of HAMI_LEFT_EVERY_NS; length 0: always open. */
 	uint32_t turn_begin, turn_length;
 	uint32_t others_least_percent; /* fewest cores of another tenant; 0: there is none */
+	uint32_t only_other_percent;   /* cores of the only other tenant; 0: there are several, or none */
 	uint32_t others_capped;        /* other tenants with a cap */
 	bool in_step;                  /* opens, or shuts, at the common instants of its job's slices */
 	uint32_t step_begin;           /* where these are in HAMI_ROUND_NS, permille */
@@ -74,8 +75,8 @@ uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms);
 uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms);
 
 /*
- * Returns the cores of the only other tenant, as the turns tell that it is; 0 where there is none, where there are
- * several, or where the tenant has several processes, which are others to one another.
+ * Returns the cores of the only other tenant; 0 where there is none, where there are several, or where the tenant has
+ * several processes, which are others to one another unless they have one MPS server.
  */
 uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes);
 
