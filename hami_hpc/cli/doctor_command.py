@@ -14,6 +14,7 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import command, config_option, config_path, format_option, this_node_option
 from hami_hpc.core.finding import Finding, Level
 from hami_hpc.doctor import (
+    accounting_checks,
     agent_checks,
     build_checks,
     class_checks,
@@ -38,6 +39,7 @@ def checks_for(facts: Facts) -> list[tuple[str, Check]]:
         *slurm_checks.CHECKS,
         *memory_checks.CHECKS,
         *qos_checks.CHECKS,
+        *accounting_checks.CHECKS,
     ]
     if slurm_checks.has_no_gpus(facts):
         return everywhere

@@ -219,6 +219,13 @@ def gres_by_type(node: str, name: str) -> dict[str, int]:
     return counts
 
 
+def records_for_slurmdbd() -> int:
+    """Returns how many records of jobs slurmctld has not sent to slurmdbd yet. Raises NodeError when it does not
+    answer."""
+    found = re.search(r"^DBD Agent queue size:\s*(\d+)", _output("sdiag"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def qos_names() -> frozenset[str]:
     """Returns the names of slurmdbd's QoS. Raises NodeError when it does not answer."""
     text = _output("sacctmgr", "--noheader", "--parsable2", "--readonly", "list", "qos", "format=name")

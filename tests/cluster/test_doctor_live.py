@@ -119,6 +119,19 @@ def test_what_is_taken_out_of_slurm_is_named(restored: Layout) -> None:
     jobs.wait(restored, is_known, "slurmctld to know the QoS again", 20)
 
 
+def test_records_of_jobs_that_slurmdbd_does_not_have_are_named(restored: Layout) -> None:
+    jobs.wait(restored, lambda: "slurmdbd" not in findings(restored), "slurmdbd to have all records", 30)
+    daemons.stop(restored, "slurmdbd")
+    try:
+        job = jobs.submit(restored, "games", script="true")
+        jobs.wait_for_state(restored, job, "COMPLETED")
+        found = findings(restored)["slurmdbd"]
+        assert (found["level"], "wait in slurmctld" in found["detail"]) == ("WARN", True), found
+    finally:
+        private_cluster.up(restored.root)
+    jobs.wait(restored, lambda: "slurmdbd" not in findings(restored), "slurmdbd to have all records", 60)
+
+
 def test_a_node_without_gpus_is_told_apart(cluster: Layout) -> None:
     command = (str(CHECKOUT / ".venv/bin/hami-hpc"), "doctor", "--node", "cpu1")
     nothing = {"HAMI_HPC_CONFIG": str(cluster.site_config), "LD_LIBRARY_PATH": "", "HAMI_SIM": ""}

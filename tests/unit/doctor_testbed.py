@@ -53,6 +53,7 @@ class Healthy:
         self.mps: dict[str, int] = {}
         self.running = [f"7 RUNNING {time.time():.0f}\n"]  # as squeue shows it
         self.listed: dict[int, int] | None = {4000: 7}
+        self.waiting = iter(())  # records for slurmdbd, at each look
 
     def findings(self, node: str | None = None) -> dict[str, Finding]:
         """Returns the findings by name; of several with one name a FAIL, if there is one."""

@@ -23,7 +23,7 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.core import qos, quota
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
-from hami_hpc.doctor import container_checks, pam_checks, slurm_checks
+from hami_hpc.doctor import accounting_checks, container_checks, pam_checks, slurm_checks
 from hami_hpc.doctor.build_checks import FILTER_PLUGIN, GRES_PLUGINS, SLURMS_FILTER, plugin_version
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
@@ -73,6 +73,8 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     monkeypatch.setattr(commands, "gpus_by_type", lambda _node: healthy.counted)
     monkeypatch.setattr(commands, "gres_by_type", lambda _node, name: healthy.mps if name == "mps" else healthy.classes)
     monkeypatch.setattr(commands, "qos_names", lambda: healthy.qos)
+    monkeypatch.setattr(commands, "records_for_slurmdbd", lambda: next(healthy.waiting, 0))
+    monkeypatch.setattr(accounting_checks, "APART_S", 0.0)
     monkeypatch.setattr(builds, "build_text", lambda: BUILD)
     monkeypatch.setenv("SLURM_CONF", f"{healthy.etc}/slurm.conf")
     return healthy
@@ -240,7 +242,7 @@ def test_doctor_goes_on_when_slurm_does_not_answer(healthy: Healthy, monkeypatch
     monkeypatch.setattr(commands, "configuration", down)
     findings = healthy.findings()
     (stopped,) = (one for one in findings.values() if not one.is_ok)
-    assert stopped.what == "plugins, builds, slurm.conf, devices, stages, QoS, memory, gres.conf, classes"
+    assert stopped.what == "plugins, builds, slurm.conf, devices, stages, QoS, memory, slurmdbd, gres.conf, classes"
     assert stopped.detail == "slurmctld is down"
     assert findings["plugstack.conf"].is_ok
     assert len(asked) == 1, "and waits for it once"
@@ -254,8 +256,8 @@ def test_a_slurm_conf_that_is_not_there_is_said_once_in_plain_words(
     assert done.exit_code == ExitCode.FOUND
     (line,) = (line for line in done.output.splitlines() if "/nowhere/slurm.conf" in line)
     assert line == (
-        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, memory, gres.conf, classes: "
-        "$SLURM_CONF names /nowhere/slurm.conf, which does not exist; set it to slurm.conf, or unset it"
+        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, memory, slurmdbd, "
+        "gres.conf, classes: $SLURM_CONF names /nowhere/slurm.conf, which does not exist; set it to slurm.conf, or unset it"
     )
     assert [line[:4] for line in done.output.splitlines()].count("FAIL") == 1
 
@@ -270,6 +272,28 @@ def test_slurmdbd_that_does_not_answer_is_a_finding_of_its_own(
     findings = healthy.findings()
     assert findings["AccountingStorageEnforce"].is_ok
     assert (findings["QoS"].level, findings["QoS"].detail) == (Level.FAIL, "sacctmgr failed: slurmdbd is down")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "named"), [((7, 7, 7), 7), ((1, 2, 9), 9), ((9, 7, 8), 0), ((7, 7, 6), 0), ((7, 0), 0), ((0, 7, 7), 0)]
+)
+def test_records_that_slurmctld_keeps_from_slurmdbd_are_named(
+    healthy: Healthy, waiting: tuple[int, ...], named: int
+) -> None:
+    """One by one, or many at a time, they are sent at once: those that become fewer are on their way."""
+    healthy.waiting = iter(waiting)
+    found = healthy.findings().get("slurmdbd")
+    assert (found is not None) == bool(named)
+    if found:
+        assert (found.level, found.detail.split()[0]) == (Level.WARN, str(named))
+
+
+def test_nobody_is_asked_for_records_where_there_is_no_slurmdbd(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy.slurm["AccountingStorageType"] = "accounting_storage/none"
+    monkeypatch.setattr(commands, "records_for_slurmdbd", lambda: pytest.fail("there is none"))
+    assert "slurmdbd" not in healthy.findings()
 
 
 def test_without_checked_qos_doctor_says_who_gets_which_class(healthy: Healthy) -> None:
