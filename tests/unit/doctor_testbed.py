@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -53,7 +53,7 @@ class Healthy:
         self.mps: dict[str, int] = {}
         self.running = [f"7 RUNNING {time.time():.0f}\n"]  # as squeue shows it
         self.listed: dict[int, int] | None = {4000: 7}
-        self.waiting = iter(())  # records for slurmdbd, at each look
+        self.waiting: Iterator[int] = iter(())  # records for slurmdbd, at each look
 
     def findings(self, node: str | None = None) -> dict[str, Finding]:
         """Returns the findings by name; of several with one name a FAIL, if there is one."""

@@ -257,7 +257,8 @@ def test_a_slurm_conf_that_is_not_there_is_said_once_in_plain_words(
     (line,) = (line for line in done.output.splitlines() if "/nowhere/slurm.conf" in line)
     assert line == (
         "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, memory, slurmdbd, "
-        "gres.conf, classes: $SLURM_CONF names /nowhere/slurm.conf, which does not exist; set it to slurm.conf, or unset it"
+        "gres.conf, classes: $SLURM_CONF names /nowhere/slurm.conf, which does not exist; "
+        "set it to slurm.conf, or unset it"
     )
     assert [line[:4] for line in done.output.splitlines()].count("FAIL") == 1
 
