@@ -184,18 +184,12 @@ def _least_of_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int
 
 def _only_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int]:
     """Returns, by job id, the cores of the only other tenant, if its timeslice follows from them; else 0."""
-    by_cores = {_tenant(grant, one_server): grant.cores_percent for grant in grants if _is_by_cores(grant)}
-    by_cores |= _cores_of_servers(grants, one_server)
-    tenants = {_tenant(grant, one_server) for grant in grants}
-    only = {}
-    for grant in grants:
-        others = tenants - {_tenant(grant, one_server)} if len(tenants) == 2 else set()
-        only[grant.job_id] = sum(by_cores.get(other, 0) for other in others)
-    return only
-
-
-def _is_by_cores(grant: Grant) -> bool:
-    return grant.policy != "none" and not grant.slice_us
+    cores = {
+        _tenant(one, one_server): one.cores_percent * (one.policy != "none" and not one.slice_us) for one in grants
+    }
+    cores |= _cores_of_servers(grants, one_server)
+    both = sum(cores.values())
+    return {one.job_id: both - cores[_tenant(one, one_server)] if len(cores) == 2 else 0 for one in grants}
 
 
 def _cores_of_servers(grants: Iterable[Grant], one_server: bool) -> dict[tuple[str, int], int]:
