@@ -182,8 +182,8 @@ def slice_of(job_id: int) -> Slice:
 
 
 def test_nothing_is_asked_of_nvml_again_once_the_limit_stands_or_where_no_gpu_answers(root: Path) -> None:
-    asked: list[str] = []
-    agent = DriverLimits("node1", 0, lambda uuid: asked.append(uuid), lambda _text: None, str(root))
+    asked, lines = list[str](), list[str]()
+    agent = DriverLimits("node1", 0, lambda uuid: asked.append(uuid), lines.append, str(root))
     agent.apply([slice_of(7), slice_of(9)])
     assert asked == ["GPU-1"], "job 9 has no cgroup yet"
     for _ in range(AGAIN_LOOKS - 1):
@@ -191,6 +191,7 @@ def test_nothing_is_asked_of_nvml_again_once_the_limit_stands_or_where_no_gpu_an
     assert asked == ["GPU-1"]
     agent.apply([slice_of(7)])
     assert asked == ["GPU-1"] * 2
+    assert lines == [], "the agent says elsewhere that no GPU answers"
 
 
 class Nvml:
@@ -272,6 +273,31 @@ def test_a_driver_that_lacks_the_function_is_asked_once(root: Path) -> None:
     agent = nvml.agent(root, lines)
     agent.apply([slice_of(7), slice_of(8)])
     assert (agent.is_absent, nvml.hard, lines) == (True, {}, [])
+    nvml.refused = {}
+    agent.apply([slice_of(7), slice_of(8)])
+    assert nvml.hard == {}
+
+
+def test_an_older_library_without_the_functions_needs_no_word(root: Path) -> None:
+    nvml, lines = Nvml(), list[str]()
+    delattr(nvml, memory_limits.GET)
+    agent = nvml.agent(root, lines)
+    agent.apply([slice_of(7)])
+    assert (agent.is_absent, nvml.hard, lines) == (True, {}, [])
+
+
+def test_a_limit_that_stands_is_not_set_again_until_the_job_has_another_cgroup(root: Path) -> None:
+    nvml, lines = Nvml(), list[str]()
+    agent = nvml.agent(root, lines)
+    for _ in range(2):
+        agent.apply([slice_of(7), slice_of(8)])
+        nvml.hard.clear()
+    agent.apply([slice_of(7), slice_of(8)])
+    assert nvml.hard == {}
+    (scope(root) / "job_7").rename(scope(root) / "old")
+    (scope(root) / "job_7").mkdir()
+    agent.apply([slice_of(7), slice_of(8)])
+    assert list(nvml.hard) == ["job_7"]
 
 
 @pytest.mark.parametrize("what", ["a link", "a file", "one that others write", "of another user's slice"])

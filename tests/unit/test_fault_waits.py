@@ -58,11 +58,13 @@ def test_after_many_events_without_a_pause_the_thread_rests(
 
 def test_errors_are_counted_by_gpu_and_code_until_they_are_taken() -> None:
     xid = pynvml.nvmlEventTypeXidCriticalError
-    coming = iter([("a", 31), ("b", 79), ("a", 31)])
+    coming = iter([("a", 31), ("", 0), ("b", 79), ("a", 31)])  # one after a time without any
     handles = {"a": object(), "b": object()}
 
     def wait(_events: object, _wait_ms: int) -> SimpleNamespace:
         for name, code in coming:
+            if not name:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
             return SimpleNamespace(device=handles[name], eventType=xid, eventData=code)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
@@ -111,7 +113,7 @@ def test_each_kind_of_error_is_counted_for_the_gpu_that_a_pointer_stands_for() -
     first, second, other = Handle(), Handle(), Handle()
     coming = iter(
         [
-            *((first, SINGLE, 0), (second, DOUBLE, 0), (second, XID, 79)),
+            *((first, SINGLE, 0), (first, SINGLE, 0), (second, DOUBLE, 0), (second, XID, 79)),
             *((first, 1 << 40, 31), (other, XID, 31), (first, XID, 1 << 62)),
         ]
     )
@@ -125,7 +127,7 @@ def test_each_kind_of_error_is_counted_for_the_gpu_that_a_pointer_stands_for() -
     names = {fault_events._address(pointer(first)): "GPU-a", fault_events._address(pointer(second)): "GPU-b"}
     waiting._receive(nvml(nvmlEventSetWait_v2=wait), "set", names, threading.Event(), WAIT_MS)
     assert waiting.take() == {
-        ("GPU-a", "ecc_single"): 1,
+        ("GPU-a", "ecc_single"): 2,
         ("GPU-b", "ecc_double"): 1,
         ("GPU-b", "79"): 1,
         ("GPU-a", str(XID_MAX)): 1,
@@ -200,16 +202,54 @@ def test_a_driver_without_a_function_for_gpus_is_named_by_it_and_its_set_freed(f
 
 
 def test_the_agent_is_woken_for_the_first_error_of_a_kind_in_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, woken = [1000.0], list[float]()
+    now, woken = [0.0], list[float]()  # s since the machine began
     monkeypatch.setattr(fault_events.time, "monotonic", lambda: now[0])  # type: ignore[attr-defined]
     waiting = FaultEvents(lambda: woken.append(now[0]))
     for seconds in (0.0, 1.0, WAKE_S - 0.5, WAKE_S, WAKE_S + 1):
-        now[0] = 1000 + seconds
+        now[0] = seconds
         waiting._count(("GPU-a", "31"))
-    assert woken == [1000, 1000 + WAKE_S]
+    assert woken == [0, WAKE_S]
     waiting._count(("GPU-a", "79"))
     assert len(woken) == 3
     assert waiting.take() == {("GPU-a", "31"): 5, ("GPU-a", "79"): 1}
+
+
+def test_events_of_gpus_that_can_be_registered_later_and_of_the_old_set_are_counted() -> None:
+    """GPU b was lost at first. An event of GPU a comes while the new set is made."""
+    gpus, end = {"a": Handle(), "b": Handle()}, threading.Event()
+    driver = Driver({"a": XID, "b": XID}, {"b": pynvml.NVML_ERROR_GPU_IS_LOST})
+    sets = iter(["first", "second"])
+    coming: dict[str, list[str | None]] = {"first": [None, "a", "a", None], "second": ["b", "end"]}
+
+    def create() -> str:
+        name = next(sets, "third")
+        driver.errors = driver.errors if name == "first" else {}
+        return name
+
+    def wait(events: str, wait_ms: int) -> SimpleNamespace:
+        what = coming[events].pop(0)
+        if what is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST if wait_ms else pynvml.NVML_ERROR_TIMEOUT)
+        if what == "end":
+            end.set()
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return SimpleNamespace(device=pointer(gpus[what]), eventType=XID, eventData=31)
+
+    names = {ctypes.addressof(gpu): name for name, gpu in gpus.items()}
+
+    def by_gpu(function: Any) -> Any:
+        return lambda handle, *more: function(names[ctypes.addressof(handle.contents)], *more)
+
+    waiting = FaultEvents()
+    module = driver.module(
+        nvmlEventSetCreate=create,
+        nvmlEventSetWait_v2=wait,
+        nvmlDeviceGetSupportedEventTypes=by_gpu(driver.types.__getitem__),
+        nvmlDeviceRegisterEvents=by_gpu(driver.register),
+    )
+    waiting._wait(module, {f"GPU-{name}": pointer(gpu) for name, gpu in gpus.items()}, end)
+    assert waiting.take() == {("GPU-a", "31"): 2, ("GPU-b", "31"): 1}
+    assert sorted(driver.freed) == ["first", "second", "third"]
 
 
 def test_after_errors_the_thread_asks_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +284,10 @@ def test_the_thread_ends_when_it_is_told_to_and_nvml_may_be_closed_then(monkeypa
     events.start(Driver({"a": XID}).module(nvmlEventSetWait_v2=wait), {"GPU-a": "a"})
     run = events._run
     assert run is not None
-    assert run.thread.daemon, "a driver that does not return keeps no agent from ending"
-    waits.wait()
+    assert (run.thread.name, run.thread.daemon) == ("faults", True), (
+        "a driver that does not return keeps no agent from ending"
+    )
+    assert waits.wait(10)
     assert not events.is_abandoned()
     now[0] += 2 * ABANDON_S
     assert not events.is_abandoned(), "it was not told to end"
@@ -256,7 +298,7 @@ def test_the_thread_ends_when_it_is_told_to_and_nvml_may_be_closed_then(monkeypa
     now[0] += 1
     assert events.is_abandoned()
     go_on.set()
-    run.thread.join()
+    run.thread.join(10)
     assert events.stop()
     assert not events.is_abandoned()
 

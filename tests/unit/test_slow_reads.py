@@ -20,15 +20,17 @@ def named(pid: int, started: int = 1) -> Identity:
 
 
 class Maps:
-    """Memory maps of processes, those of `hanging` not before `release`. Even pids have a library mapped."""
+    """Memory maps of processes; those of `hanging` are not there before `release`. Even pids have a library mapped."""
 
     def __init__(self, *hanging: int) -> None:
         self.hanging = {pid: threading.Event() for pid in hanging}
         self.begun: list[int] = []
+        self.is_begun = {pid: threading.Event() for pid in hanging}
 
     def read(self, pid: int) -> bool | None:
         self.begun.append(pid)
         if pid in self.hanging:
+            self.is_begun[pid].set()
             self.hanging[pid].wait()
         return None if pid == 0 else pid % 2 == 0
 
@@ -58,14 +60,15 @@ def looked(reads: SlowReads, *pids: int, until: int) -> dict[int, bool | None]:
 
 
 def test_each_process_has_what_was_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_reads, "WAIT_S", 60.0)
+    monkeypatch.setattr(slow_reads, "WAIT_S", 10.0)
     maps = Maps()
     reads = SlowReads(maps.read)
     assert reads.look(map(named, (4, 5, 0))) == {named(4): True, named(5): False, named(0): None}
     assert reads.look([]) == {}
     assert reads.look([named(4)]) == {named(4): True}, "it is read at each look"
     assert maps.begun == [4, 5, 0, 4]
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "maps"), "they keep no agent"
+    threads = [thread for thread in threading.enumerate() if thread.name == "maps"]
+    assert {thread.daemon for thread in threads} == {True}, "none of them keeps an agent from ending"
 
 
 def test_one_that_hangs_is_unknown_and_keeps_no_other_from_being_read(maps: Maps) -> None:
@@ -104,9 +107,12 @@ def test_a_read_that_ends_between_two_looks_counts_at_the_second_one_if_it_is_of
     monkeypatch.setattr(slow_reads, "STUCK_S", 3600.0)
     reads = SlowReads(maps.read)
     assert reads.look([named(1), named(2)]) == {named(1): None, named(2): None}
+    maps.hanging[1].set()
+    assert maps.is_begun[2].wait(10)
+    assert reads.look([named(1), named(2)]) == {named(1): False, named(2): None}
+    assert maps.begun == [1, 2], "each once"
     maps.release()
-    assert looked(reads, 1, until=1) == {1: False}
-    monkeypatch.setattr(slow_reads, "WAIT_S", 60.0)
+    monkeypatch.setattr(slow_reads, "WAIT_S", 10.0)
     assert reads.look([named(1, started=2)]) == {named(1, started=2): False}
     assert maps.begun.count(1) == 2, "another process with the same id"
 
