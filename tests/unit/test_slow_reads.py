@@ -117,6 +117,22 @@ def test_a_read_that_ends_between_two_looks_counts_at_the_second_one_if_it_is_of
     assert maps.begun.count(1) == 2, "another process with the same id"
 
 
+def test_a_thread_that_has_nothing_to_read_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not left, however long ago its last read was: no look begins another thread."""
+    monkeypatch.setattr(slow_reads, "WAIT_S", 10.0)
+    reads = SlowReads(Maps().read)
+    reads.look([named(4)])
+    thread = reads._thread
+    assert thread is not None
+    for _ in range(LOOKS_MAX):
+        if thread.reads is None:
+            break
+        time.sleep(0.01)
+    monkeypatch.setattr(slow_reads, "STUCK_S", -1.0)
+    assert reads.look([named(5)]) == {named(5): False}
+    assert (reads._thread, reads._left) == (thread, [])
+
+
 def test_nothing_more_is_waited_for_once_all_are_read_or_hang() -> None:
     one, two, three = map(named, (1, 2, 3))
     assert names_are_read((one, two), {two}, {one: None})
