@@ -74,6 +74,7 @@ NOT_HERE: Final = (
     "test_a_process_that_may_not_mount_knows_it",
     "test_a_whole_run_has_all_of_roots_times_in_order",  # a stage begins when its process does
     "test_a_core_module_imports_nothing_that_reads_the_world",
+    "test_the_program_is_a_stage",
     # They stop a stage at each of its lines, which takes minutes, or start it as a program.
     "test_a_prolog_killed_between_any_two_writes_is_made_good",
     "test_after_a_prolog_killed_at_any_line_the_neighbours_are_told",

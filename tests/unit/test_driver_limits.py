@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,8 +182,8 @@ def slice_of(job_id: int) -> Slice:
 
 
 def test_nothing_is_asked_of_nvml_again_once_the_limit_stands_or_where_no_gpu_answers(root: Path) -> None:
-    asked: list[str] = []
-    agent = DriverLimits("node1", 0, lambda uuid: asked.append(uuid), lambda _text: None, str(root))
+    asked, lines = list[str](), list[str]()
+    agent = DriverLimits("node1", 0, lambda uuid: asked.append(uuid), lines.append, str(root))
     agent.apply([slice_of(7), slice_of(9)])
     assert asked == ["GPU-1"], "job 9 has no cgroup yet"
     for _ in range(AGAIN_LOOKS - 1):
@@ -190,6 +191,113 @@ def test_nothing_is_asked_of_nvml_again_once_the_limit_stands_or_where_no_gpu_an
     assert asked == ["GPU-1"]
     agent.apply([slice_of(7)])
     assert asked == ["GPU-1"] * 2
+    assert lines == [], "the agent says elsewhere that no GPU answers"
+
+
+class Nvml:
+    """Keeps limits by cgroup as the driver does, but those of `refused`, for which it raises the error of this text and
+    number; with `is_forgetful` it keeps none."""
+
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13
+
+    class NVMLError(Exception):
+        def __init__(self, value: int) -> None:
+            super().__init__(f"error {value}")
+            self.value = value
+
+    def __init__(self) -> None:
+        self.hard: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+        self.is_forgetful = False
+        setattr(self, memory_limits.SET, self.set)
+        setattr(self, memory_limits.GET, self.get)
+
+    c_nvmlSetMemoryLimits_v1_t = c_nvmlGetMemoryLimits_v1_t = SimpleNamespace  # noqa: N815  NVML's names
+
+    def set(self, handle: object, limits: SimpleNamespace) -> None:
+        assert handle == "the GPU"
+        name = Path(limits.nameSpace.decode()).name
+        if name in self.refused:
+            raise self.NVMLError(self.refused[name])
+        assert limits.softLimit == 0, "nothing is reserved"
+        self.hard[name] = limits.hardLimit
+
+    def get(self, handle: object, limits: SimpleNamespace) -> None:
+        assert handle == "the GPU"
+        kept = 0 if self.is_forgetful else self.hard[Path(limits.nameSpace.decode()).name]
+        limits.softLimit, limits.hardLimit, limits.currentUsed = 0, kept, 0
+
+    def agent(self, root: Path, lines: list[str], sluids: Mapping[str, int] | None = None) -> DriverLimits:
+        gpu: Any = (self, "the GPU")
+        return DriverLimits("node1", 64 << 20, lambda _uuid: gpu, lines.append, str(root), lambda: sluids or {})
+
+
+def test_each_job_with_a_cgroup_has_its_limit_whichever_others_have_none(root: Path) -> None:
+    nvml, lines = Nvml(), list[str]()
+    for name in ("node1_slurmstepd.scope/job_10", "slurmstepd.scope/s00H5T7VE3QKG4"):
+        (root / "system.slice" / name).mkdir(parents=True)
+    (scope(root) / "job_6").touch()
+    mig = slice_of(8)
+    mig = mig._replace(grant=mig.grant._replace(mode="mig"))
+    jobs = [slice_of(9), mig, slice_of(6), slice_of(7), slice_of(10), slice_of(11)]
+    nvml.agent(root, lines, {"s00H5T7VE3QKG4": 11}).apply(jobs)
+    limit = (8192 + 64) << 20
+    assert nvml.hard == {"job_7": limit, "job_10": limit, "s00H5T7VE3QKG4": limit}
+    assert lines == []
+
+
+def test_what_is_wrong_with_a_limit_is_said_once_and_keeps_no_other_job_from_its_own(root: Path) -> None:
+    nvml, lines = Nvml(), list[str]()
+    nvml.refused = {"job_7": 6}
+    agent = nvml.agent(root, lines)
+    for _ in range(AGAIN_LOOKS + 1):
+        agent.apply([slice_of(7), slice_of(8)])
+    path = scope(root) / "job_7"
+    assert lines == [f"the driver set no memory limit for {path}: error 6. Jobs are limited without it"]
+    assert list(nvml.hard) == ["job_8"]
+    nvml.refused, nvml.is_forgetful = {}, True
+    for _ in range(AGAIN_LOOKS):
+        agent.apply([slice_of(7), slice_of(8)])
+    (line,) = lines[1:]
+    assert f"NVML shows 0 bytes after {(8192 + 64) << 20} were set" in line
+    nvml.is_forgetful = False
+    for _ in range(AGAIN_LOOKS):
+        agent.apply([slice_of(7), slice_of(8)])
+    assert list(nvml.hard) == ["job_8", "job_7"]
+    assert len(lines) == 2
+
+
+def test_a_driver_that_lacks_the_function_is_asked_once(root: Path) -> None:
+    nvml, lines = Nvml(), list[str]()
+    nvml.refused = {"job_7": Nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+    agent = nvml.agent(root, lines)
+    agent.apply([slice_of(7), slice_of(8)])
+    assert (agent.is_absent, nvml.hard, lines) == (True, {}, [])
+    nvml.refused = {}
+    agent.apply([slice_of(7), slice_of(8)])
+    assert nvml.hard == {}
+
+
+def test_an_older_library_without_the_functions_needs_no_word(root: Path) -> None:
+    nvml, lines = Nvml(), list[str]()
+    delattr(nvml, memory_limits.GET)
+    agent = nvml.agent(root, lines)
+    agent.apply([slice_of(7)])
+    assert (agent.is_absent, nvml.hard, lines) == (True, {}, [])
+
+
+def test_a_limit_that_stands_is_not_set_again_until_the_job_has_another_cgroup(root: Path) -> None:
+    nvml, lines = Nvml(), list[str]()
+    agent = nvml.agent(root, lines)
+    for _ in range(2):
+        agent.apply([slice_of(7), slice_of(8)])
+        nvml.hard.clear()
+    agent.apply([slice_of(7), slice_of(8)])
+    assert nvml.hard == {}
+    (scope(root) / "job_7").rename(scope(root) / "old")
+    (scope(root) / "job_7").mkdir()
+    agent.apply([slice_of(7), slice_of(8)])
+    assert list(nvml.hard) == ["job_7"]
 
 
 @pytest.mark.parametrize("what", ["a link", "a file", "one that others write", "of another user's slice"])

@@ -12,7 +12,8 @@ from slices_testbed import Controller, refusal, replace_controller, rows
 from hami_hpc.contract import constants as c
 from hami_hpc.core.out_of_service import DrainedGpu
 from hami_hpc.errors import NodeError
-from hami_hpc.node import drained_gpus, job_dirs
+from hami_hpc.node import drain, drained_gpus, job_dirs
+from hami_hpc.node.event_reader import EventReader
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
 
@@ -47,6 +48,12 @@ def start(node: Node, controller: Controller, gpus: str = "0", gres: str = "gpu:
     return refusal(node, WHOLE)
 
 
+def refused(node: Node) -> list[tuple[object, ...]]:
+    """Of each event that says that a job was refused: who wrote it, the job, and what was done."""
+    shown = [line.event for line in EventReader(node.settings.state_dir).read() if line.event]
+    return [(one["source"], one["job_id"], one["action"]) for one in shown if one["kind"] == "refused"]
+
+
 def test_a_whole_gpu_of_which_another_job_has_a_slice_is_not_the_jobs(
     node: Node, controller: Controller, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,14 +64,32 @@ def test_a_whole_gpu_of_which_another_job_has_a_slice_is_not_the_jobs(
     assert asked[-1] == f"requeue incomplete {WHOLE}"
     assert any("AdminComment=hami_hpc: job 9 was given GPU 0" in line for line in asked)
     assert capsys.readouterr().err.strip().endswith("submit any other again. It was requeued")
+    assert refused(node) == [("prolog", WHOLE, "requeued")]
     assert [grant.job_id for grant in rows(node)] == [SLICE]
     assert epilog_main(node.arguments, environment("0")) == 0
     assert not (node.jobs / str(WHOLE)).exists()
 
 
-def test_a_job_that_cannot_be_requeued_has_its_steps_refused(node: Node, controller: Controller) -> None:
+def test_a_job_that_cannot_be_requeued_has_its_steps_refused(
+    node: Node, controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
     controller.write('case $* in *requeue*) exit 1;; *) cat "${0%/*}/answer";; esac')
     assert "submit any other again" in start(node, controller)
+    assert refused(node) == [("prolog", WHOLE, "steps refused")]
+    assert capsys.readouterr().err.strip().endswith("submit any other again. Its steps will be refused")
+
+
+def test_a_prolog_that_does_not_know_its_node_or_has_no_scontrol_sends_nobody_back(
+    node: Node, controller: Controller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller.shows(WHOLE, "gpu:1(IDX:0)")
+    nameless = {name: value for name, value in environment("0").items() if name != "SLURMD_NODENAME"}
+    assert prolog_main(node.arguments, nameless) == 0
+    monkeypatch.setattr(drain, "find_scontrol", lambda: None)
+    assert prolog_main(node.arguments, environment("0")) == 0
+    assert refusal(node, WHOLE) == ""
+    assert controller.questions() == []
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -120,7 +145,8 @@ def test_where_the_run_directory_is_full_a_batch_job_goes_back_all_the_same(
     monkeypatch.setattr(job_dirs, "place_refusal", full)
     assert start(node, controller) == ""
     assert controller.questions()[-1] == f"requeue incomplete {WHOLE}"
-    assert "its steps cannot be refused: No space left on device" in capsys.readouterr().err
+    report = f"hami_hpc: prolog: job {WHOLE}: its steps cannot be refused: No space left on device"
+    assert report in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("table", ["", "[agent]\n"], ids=["without an agent", "with one"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_hpc.core.hostlist import HostlistError, expand, fold, in_order
+from hami_hpc.core.hostlist import LONGEST, HostlistError, expand, fold, in_order, named
 from hami_hpc.core.node_names import items_of, names_node, split_list
 
 NAMES = st.one_of(
@@ -47,6 +47,13 @@ def test_names_become_a_host_list_and_those_that_slurm_has_no_range_for_stay_who
     assert fold(reversed(names)) == folded
     assert expand(folded) == in_order(names)
     assert sorted(expand(folded)) == sorted(names)
+
+
+def test_a_sentence_names_all_nodes_or_the_first_of_many_that_have_no_range() -> None:
+    assert named(["n2", "n1"]) == "n[1-2]"
+    names = [f"a{'x' * 9}{letter}" for letter in "abcdefghijk"]
+    assert len(named(names[:10])) == LONGEST - 1
+    assert named(names) == "axxxxxxxxxa and 10 other nodes"
 
 
 @given(st.sets(NAMES, min_size=1, max_size=60), NAMES)

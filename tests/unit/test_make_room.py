@@ -13,6 +13,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Device
 from hami_hpc.errors import NodeError
 from hami_hpc.node import drain, nvml
+from hami_hpc.stages import reconcile
 
 
 class Queue:
@@ -78,6 +79,19 @@ def test_the_slice_of_a_job_that_left_without_an_epilog_makes_room(
     assert "job 5: is no longer on this node; its 71578 MiB of GPU 0 are free again" in said
     assert "PROBLEM" not in said
     assert "NVML does not answer" not in said, "what a prolog cannot mend it does not report"
+
+
+def test_a_slice_that_cannot_be_ended_is_reported_with_the_reason_and_the_job_does_not_start(
+    node: Node, queue: Queue, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_arguments: object) -> None:
+        raise NodeError("the disk is full")
+
+    monkeypatch.setattr(reconcile, "_do", fails)
+    queue.has(6, 7)
+    assert start(node) == 1
+    assert sorted(node.grants()) == [5, 6]
+    assert "71578 MiB of GPU 0 are free again: the disk is full\n" in capfd.readouterr().err
 
 
 def test_slices_of_jobs_that_run_here_stay_and_the_node_is_drained(

@@ -10,10 +10,12 @@ import pytest
 from mode_testbed import AVAILABLE, REASON, Bed, bed, broken
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
 from hami_hpc.core.mode_outage import Failure
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation import share
 from hami_hpc.node import admin_log, boot, drain, mode_outages
+from hami_hpc.node.event_reader import EventReader
 from hami_hpc.slurm import node_features
 from hami_hpc.stages import detached, mode_service
 from hami_hpc.stages.epilog import main as epilog_main
@@ -41,9 +43,24 @@ def test_the_third_failure_takes_the_mode_out_of_the_nodes_features(bed: Bed, lo
     assert bed.kinds() == ["mode_failed", "refused"] * 2 + ["mode_failed", "mode_out", "refused"]
     assert not any("state=drain" in line for line in bed.said())
     (line,) = [line for line in logged if "is out of this node's features" in line]
+    assert "as it failed 3 times in 30 minutes; jobs of other modes go on" in line
     assert line.endswith("Next: hami-hpc doctor; when it is well: hami-hpc mode resume share")
     assert any("AdminComment=hami_hpc: mode=share failed on this node for job 9 (3 of 3)" in s for s in bed.said())
     assert mode_outages.read_failures(bed.node.settings.state_dir) == (), "they count anew"
+
+
+@pytest.mark.usefixtures("broken")
+def test_what_a_failed_backend_made_for_the_job_is_taken_back(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[tuple[str, list[int]]] = []
+
+    def release(_settings: object, folder: str, grants: tuple[Grant, ...], _now: int) -> None:
+        released.append((folder, [grant.job_id for grant in grants]))
+
+    monkeypatch.setattr(share, "release", release)
+    assert bed.prolog(7) == 0
+    assert released == [(str(bed.node.jobs / "7"), [7])]
+    failed, _refused = [line.event for line in EventReader(bed.node.settings.state_dir).read() if line.event]
+    assert (failed["source"], failed["job_id"], failed["mode"]) == ("prolog", 7, "share")
 
 
 @pytest.mark.usefixtures("broken")
@@ -111,7 +128,9 @@ def test_a_mode_that_cannot_be_taken_out_drains_the_node(
     if is_kept:
         mode_service.settle(bed.node.settings, bed.slurm(), "agent")
         assert bed.active() == "vgpu_mps,vgpu_type_h200", "the feature comes back with the end of the outage"
-    assert "mode=share cannot be taken out of this node's features" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "mode=share cannot be taken out of this node's features" in error
+    assert is_kept or "slurmctld knows no feature vgpu_share of node node1: hami-hpc render" in error
 
 
 # What slurmctld does with an update that it does not answer in time.

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +98,18 @@ def test_reconcile_puts_a_mode_back_and_a_dry_run_says_so(bed: Bed) -> None:
 
 
 def test_an_epilog_starts_the_return_of_a_mode_whose_time_is_over(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(detached, "start", lambda module, *_arguments: started.append(module))
+    started: list[tuple[str, str]] = []
+
+    def start(module: str, _settings: object, environment: Mapping[str, str], _wait_s: float) -> None:
+        started.append((module, environment["SLURMD_NODENAME"]))
+
+    monkeypatch.setattr(detached, "start", start)
     bed.put_out("mps")
     assert epilog_main(bed.node.arguments, bed.environment(7)) == 0
     assert started == []
     bed.put_out("mps", 0)
     assert epilog_main(bed.node.arguments, bed.environment(7)) == 0
-    assert started == [mode_service.MODULE]
+    assert started == [(mode_service.MODULE, "node1")]
 
 
 def test_the_process_of_its_own_settles(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:

@@ -279,6 +279,18 @@ def test_a_list_has_each_number_once(numbers: set[int]) -> None:
     assert cpu_cores.from_list(cpu_cores.as_list(numbers)) == sorted(numbers)
 
 
+def test_numbers_alone_are_in_a_list_without_a_range() -> None:
+    assert cpu_cores.as_list([7, 0, 2, 1, 4, 6]) == "0-2,4,6-7"
+    assert cpu_cores.as_list([0]) == "0"
+    assert cpu_cores.as_list([]) == ""
+
+
+def test_cores_of_cpus_that_the_node_does_not_have_are_none() -> None:
+    cores = cpu_cores.slurm_cores(CPUS)
+    assert cpu_cores.cores_near([0, 8, 2, 99], cores) == "0-1"
+    assert cpu_cores.cores_near([99], cores) is None, "no Cores= in gres.conf"
+
+
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "2-1", "1,,2", "999999", "65536", "٣", "0x1"])
 def test_other_texts_are_no_lists(text: str) -> None:
     with pytest.raises(ValueError, match="list of CPUs"):
@@ -293,6 +305,9 @@ def test_cores_are_numbered_by_socket_and_numa_node() -> None:
     # Two NUMA nodes in a package, whose cores are numbered in turn.
     halves = tuple(Cpu(number, number, 0, number % 2) for number in range(4))
     assert cpu_cores.slurm_cores(halves) == {0: 0, 2: 1, 1: 2, 3: 3}
+    # One NUMA node of two packages.
+    whole = tuple(Cpu(number, number, number % 2, 0) for number in range(4))
+    assert cpu_cores.slurm_cores(whole) == {0: 0, 2: 1, 1: 2, 3: 3}
 
 
 def test_sockets_that_differ_have_no_shape() -> None:

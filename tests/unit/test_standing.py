@@ -44,6 +44,15 @@ def test_the_row_is_that_of_the_decisions_and_says_within_what_time() -> None:
     assert found[2].due_s == pytest.approx(2 * turn_s - 10)
 
 
+def test_who_is_second_waits_for_the_next_of_those_on_the_gpu() -> None:
+    """The turns of all on the GPU go on while the first one waits."""
+    turn_s = residents.turn_s(45_000, 60)
+    row = [waits(3, 45_000, waited_s=90), waits(4, 45_000, waited_s=50)]
+    found = place(on(1, 45_000, since_s=10), on(2, 45_000, since_s=40), *row)
+    assert found[3].due_s == pytest.approx(turn_s - 40)
+    assert found[4].due_s == pytest.approx(turn_s - 10)
+
+
 def test_a_turn_that_is_over_or_unused_is_waited_for_no_longer() -> None:
     assert place(on(1, since_s=1000), waits(2))[2].due_s == 0
     assert place(on(1, idle_s=20, since_s=20), waits(2))[2].due_s == 0
@@ -195,6 +204,25 @@ def test_an_estimate_is_kept_while_it_changes_little() -> None:
     assert standing.standings("GPU-0", later, place(*later), moments, old, NOW + S // 2 + 999) == first
     moved = standing.standings("GPU-0", tenants, placed, moments, old, NOW + 60 * S)
     assert moved[1].due_boot_ns == old[2].due_boot_ns + 60 * S
+
+
+def test_an_estimate_that_is_over_stays_while_the_turn_may_come_at_once() -> None:
+    """Nothing is written at each look while others leave."""
+    tenants = [on(1, since_s=1000), waits(2)]
+    moments = {job: Moment(1, NOW, 0, "") for job in (1, 2)}
+    old = {2: make("waits", due_boot_ns=NOW - 60 * S)}
+    found = standing.standings("GPU-0", tenants, place(*tenants), moments, old, NOW)
+    assert found[1].due_boot_ns == NOW - 60 * S
+
+
+def test_what_keeps_a_job_is_said_of_one_that_stays_and_what_it_lacks_of_one_that_waits_for_room() -> None:
+    tenants = [on(1, stays=True), on(2, 1000), waits(3, cores=95)]
+    moments = {job: Moment(1, NOW, 0, "the driver refuses") for job in (1, 2, 3)}
+    placed = place(*tenants)
+    found = standing.standings("GPU-0", tenants, placed, moments, {}, NOW)
+    assert [one.why for one in found] == ["the driver refuses", "", ""]
+    assert placed[3].lacks_mib > 0
+    assert [(one.lacks_mib, one.lacks_cores) for one in found] == [(0, 0), (0, 0), (placed[3].lacks_mib, 5)]
 
 
 def test_numbers_for_machines_are_in_seconds() -> None:

@@ -223,6 +223,16 @@ def test_waiting_ends_when_the_job_goes_on(node: Node, monkeypatch: pytest.Monke
     resume.join()
 
 
+def test_what_left_the_gpu_is_said_with_what_brings_it_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(swapped, "processes", lambda *_: [rules.Process(0, 41, "host", 3 << 20, held_bytes=5 << 20)])
+    moved = "3 MiB of 1 process moved off the GPU, 2 MiB stay on the GPU; they wait until"
+    assert run(node, "out", JOB, capsys) == (0, f"job {JOB}: {moved} Slurm resumes it\n")
+    swap.swap(node.settings, OTHER, out=True, wait_s=1)
+    assert run(node, "out", OTHER, capsys) == (0, f"job {OTHER}: {moved} hami-hpc swap in {OTHER}\n")
+
+
 def test_out_soon_returns_when_the_job_is_told(node: Node) -> None:
     """The process that waits is another, which ends by itself."""
     words = (

@@ -65,6 +65,7 @@ def test_lines() -> None:
     )
     assert swap.line(7, two[:1], out=False, until="") == "job 7: the memory of 1 process is on the GPU"
     assert swap.line(7, [], out=True, until="") == "job 7 has no process on the GPU; those that come wait"
+    assert swap.line(7, [], out=False, until="") == "job 7 has no process on the GPU; those that come run"
     assert swap.failure(7, two, out=False) == (
         "job 7: the GPU has no room yet for 124 MiB of 2 processes; they come as soon as it has"
     )
@@ -92,6 +93,7 @@ def test_waiting_is_of_no_use_for_what_does_not_change(state: str) -> None:
 
 def test_a_suspension_waits_longer_for_more_and_never_long() -> None:
     assert swap.seconds_for(0) == 5
+    assert swap.seconds_for(8192) == 6
     assert 10 < swap.seconds_for(100 * 1024) < 20  # an H200 takes 5.4
 
 

@@ -23,6 +23,7 @@ from hami_hpc.core.watch import (
     Slice,
     Throttle,
     judge,
+    slice_key,
     too_little_left,
 )
 
@@ -227,6 +228,22 @@ def test_time_above_the_share_is_said_in_figures() -> None:
     looks = [look(process(busy_ns=SECOND // 2), slices=slices, at=at * SECOND) for at in range(40, 80)]
     (first, *_) = [found for one in looks for found in watch.judge(one)]
     assert first.text == "job 7 had 50 % of the time of GPU GPU-1 over 30.0 s; its share is 25 %"
+    assert (first.job_id, first.gpu_uuid, [one.pid for one in first.processes]) == (7, GPU, [100])
+
+
+def test_a_job_is_judged_as_away_from_the_gpu_once_it_is_so_for_three_seconds_without_a_pause() -> None:
+    """Samples of its work before may come until then."""
+    watch = TimeWatch()
+    one = Slice(grant(cores=25, policy="burst"), None, 0, 0)
+
+    def is_found(at: int, *, is_away: bool) -> bool:
+        may_hold = {slice_key(one.grant): 0} if is_away else {slice_key(grant(8)): 0}
+        shown = look(process(busy_ns=SECOND), slices=(one,), at=at * SECOND)
+        return bool(list(watch.judge(shown._replace(may_hold=may_hold))))
+
+    assert not any(is_found(at, is_away=True) for at in range(3))
+    assert not any(is_found(at, is_away=False) for at in range(3, 20)), "its policy is burst"
+    assert [at for at in range(20, 30) if is_found(at, is_away=True)] == [25, 26, 27, 28, 29]
 
 
 @settings(max_examples=60, deadline=None)
