@@ -40,7 +40,7 @@ def of_gone_jobs(settings: Settings, environment: Mapping[str, str]) -> bool:
     for result in reconcile(settings, lambda: _running_jobs(node, environment), dry_run=False):
         if result.action.kind is not Kind.PROBLEM:
             common.report("prolog", result.action.text + (f": {result.error}" if result.error else ""))
-            freed = freed or result.action.kind is Kind.END
+            freed = freed or (result.action.kind is Kind.END and not result.error)
     return freed
 
 
