@@ -165,8 +165,12 @@ def queue_rows(job: str, form: str) -> str:
 
 def configuration() -> dict[str, str]:
     """Returns slurm.conf as slurmctld has it (`scontrol show config`). Raises NodeError when it does not answer."""
-    pairs = (line.partition("=") for line in _output("scontrol", "show", "config").splitlines())
-    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
+    text = _output("scontrol", "show", "config")
+    pairs = (line.partition("=") for line in text.splitlines())
+    values = {key.strip(): value.strip() for key, separator, value in pairs if separator}
+    if "ClusterName" not in values:
+        raise not_understood("scontrol show config", text)
+    return values
 
 
 def version() -> int:

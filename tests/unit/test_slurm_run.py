@@ -77,6 +77,13 @@ def test_a_version_of_another_form_is_refused(program: Callable[[str, str], None
         commands.version()
 
 
+@pytest.mark.parametrize("printed", ["", "garbage", "Configuration data as of now", "A = b"])
+def test_a_configuration_without_a_cluster_is_refused(program: Callable[[str, str], None], printed: str) -> None:
+    program("scontrol", f"echo '{printed}'")
+    with pytest.raises(NodeError, match=f"scontrol show config printed '{printed}', which is not understood"):
+        commands.configuration()
+
+
 def test_a_sacct_that_says_nothing_is_said_to(program: Callable[[str, str], None]) -> None:
     program("sacct", "kill -9 $$")
     program("squeue", "exit 1")
