@@ -175,7 +175,7 @@ def configuration() -> dict[str, str]:
 
 def version() -> int:
     """Returns SLURM_VERSION_NUMBER of Slurm's commands here. Raises NodeError when there are none."""
-    return version_of(_output("scontrol", "--version").rpartition(" ")[2].strip())
+    return version_of(_output("scontrol", "--version").strip().rpartition(" ")[2])
 
 
 def known_version() -> int | None:
@@ -190,7 +190,7 @@ def version_of(text: str) -> int:
     """Returns the SLURM_VERSION_NUMBER of `22.05.8`. Raises NodeError for text of another form."""
     parts = text.split("-")[0].split(".")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise NodeError(f"Slurm's version '{text}' is not understood")
+        raise NodeError(f"Slurm's version {text[:80]!r} is not understood; run scontrol --version to see why")
     major, minor, micro = (int(part) for part in parts)
     return major << 16 | minor << 8 | micro
 
@@ -262,6 +262,7 @@ def change_accounting(words: Sequence[str]) -> None:
     _sacctmgr("--immediate", "--quiet", *words)
 
 
+NO_WORD = "it says nothing"
 # Parts of sacctmgr's messages -> what to do.
 _SACCTMGR_ADVICE = (
     (
@@ -273,7 +274,7 @@ _SACCTMGR_ADVICE = (
         "slurmdbd before 24.05 says so, too, of a QoS whose Preempt list was emptied: restart slurmdbd, run this again",
     ),
     (("no TRES known",), "AccountingStorageTRES must have it, and slurmctld must have run with that"),
-    (("refused", "Problem talking", "Unable to contact", "timed out", "Connection"), "Is slurmdbd up?"),
+    (("refused", "Problem talking", "Unable to contact", "timed out", "Connection", NO_WORD), "Is slurmdbd up?"),
 )
 
 
@@ -283,7 +284,9 @@ def _sacctmgr(*words: str) -> str:
     done = completed(command, daemon="slurmdbd")
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines()]
-        complaint = "; ".join(line.removeprefix("sacctmgr: error: ") for line in dict.fromkeys(lines) if line)
+        complaint = (
+            "; ".join(line.removeprefix("sacctmgr: error: ") for line in dict.fromkeys(lines) if line) or NO_WORD
+        )
         advice = next((text for marks, text in _SACCTMGR_ADVICE if any(mark in complaint for mark in marks)), "")
-        raise NodeError(f"{shlex.join(command)} failed: {complaint or 'it says nothing'}. {advice}".rstrip())
+        raise NodeError(f"{shlex.join(command)} failed: {complaint}. {advice}".rstrip())
     return done.stdout

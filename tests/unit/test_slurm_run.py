@@ -70,10 +70,10 @@ def test_a_node_name_that_is_no_word_of_a_command_line_is_refused(program: Calla
         commands.show_node("n\0")
 
 
-@pytest.mark.parametrize("printed", ["", "slurm", "slurm 22.05", "slurm 22.²5.1"])
+@pytest.mark.parametrize("printed", ["", "slurm", "slurm 22.05", "slurm 22.²5.1", "a\nb"])
 def test_a_version_of_another_form_is_refused(program: Callable[[str, str], None], printed: str) -> None:
     program("scontrol", f"echo '{printed}'")
-    with pytest.raises(NodeError, match="is not understood"):
+    with pytest.raises(NodeError, match=r"^Slurm's version '.*' is not understood; run scontrol --version to see why$"):
         commands.version()
 
 
