@@ -7,7 +7,7 @@ import gc
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -35,8 +35,17 @@ class AccountingCommand(Command):
     """A command that reports every failure in one line, also errors of DuckDB and of the disk."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        _refuse_other_bytes(ctx.params.values())
         with failing_with(ExitCode.FAILED), _no_collection():
             return super().invoke(ctx)
+
+
+def _refuse_other_bytes(values: Iterable[Any]) -> None:
+    """Raises Failure for a name that is not UTF-8, which DuckDB cannot look for. Paths may be of any bytes."""
+    for value in values:
+        for word in value if isinstance(value, tuple) else (value,):
+            if isinstance(word, str) and word.encode(errors="ignore").decode() != word:
+                raise wrong_usage(f"{word!r} is not in UTF-8: write the name as hami-hpc bill shows it")
 
 
 @contextmanager

@@ -378,6 +378,15 @@ def test_a_command_of_slurms_that_failed_is_named_with_what_to_do(
     assert (result.exit_code, result.stderr) == (1, f"Error: {said.format(name=name)}\n")
 
 
+@pytest.mark.parametrize(
+    "words", ["bill --month 2026-09 --account X", "efficiency X", "efficiency --user X", "balance X", "ingest -M X"]
+)
+def test_a_name_that_is_not_utf_8_is_a_wrong_command_line(filled: tuple[str, Path], words: str) -> None:
+    result = _run(*words.replace("X", "caf\udce9").split(), *filled)
+    said = "Error: 'caf\\udce9' is not in UTF-8: write the name as hami-hpc bill shows it\n"
+    assert (result.exit_code, result.stderr) == (2, said)
+
+
 def test_a_sacct_that_printed_nothing_is_named_and_not_a_file_of_before(
     site: Path, filled: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
