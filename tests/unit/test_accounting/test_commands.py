@@ -379,11 +379,15 @@ def test_a_command_of_slurms_that_failed_is_named_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    "words", ["bill --month 2026-09 --account X", "efficiency X", "efficiency --user X", "balance X", "ingest -M X"]
+    "words",
+    [
+        *("bill --month 2026-09 --account X", "efficiency X", "efficiency --user X", "balance X", "ingest -M X"),
+        "ledger --store X",
+    ],
 )
-def test_a_name_that_is_not_utf_8_is_a_wrong_command_line(filled: tuple[str, Path], words: str) -> None:
-    result = _run(*words.replace("X", "caf\udce9").split(), *filled)
-    said = "Error: 'caf\\udce9' is not in UTF-8: write the name as hami-hpc bill shows it\n"
+def test_a_name_or_store_that_is_not_utf_8_is_a_wrong_command_line(filled: tuple[str, Path], words: str) -> None:
+    result = _run(words.split()[0], *filled, *words.replace("X", "caf\udce9").split()[1:])
+    said = "Error: 'caf\\udce9' is not in UTF-8, as all names and the path of the store must be\n"
     assert (result.exit_code, result.stderr) == (2, said)
 
 
