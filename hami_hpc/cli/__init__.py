@@ -265,13 +265,13 @@ class LazyGroup(click.Group):
 
 
 def _drop_unwritten() -> None:
-    """Discards output that standard output cannot take: the interpreter would report an error for it at exit."""
-    stream = sys.__stdout__
-    if stream is not None and sys.stdout is stream:
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    """Discards what a stream cannot take: the interpreter would report an error for it at exit, and end with 120."""
+    for number, stream, used in ((1, sys.__stdout__, sys.stdout), (2, sys.__stderr__, sys.stderr)):
+        if stream is not None and used is stream:
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _reworded(error: click.UsageError) -> click.ClickException:

@@ -38,7 +38,7 @@ def write_file(path: Path, content: bytes) -> None:
         if path.exists() and not path.is_file():  # a pipe or a device
             path.write_bytes(content)
         else:
-            _replace(path.resolve(), content)
+            _replace(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise AccountingError(f"{path} cannot be written: {error.strerror}; see --output") from error
     click.echo(str(path), err=True)

@@ -7,7 +7,7 @@ import gc
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -35,8 +35,18 @@ class AccountingCommand(Command):
     """A command that reports every failure in one line, also errors of DuckDB and of the disk."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        _refuse_other_bytes(ctx.params)
         with failing_with(ExitCode.FAILED), _no_collection():
             return super().invoke(ctx)
+
+
+def _refuse_other_bytes(params: Mapping[str, Any]) -> None:
+    """Raises Failure for a name or a store that is not UTF-8, with which DuckDB fails. Other paths may be any bytes."""
+    for name, value in params.items():
+        for word in value if isinstance(value, tuple) else (value,):
+            text = word if isinstance(word, str) else str(word) if name == "store" else ""
+            if text.encode(errors="ignore").decode() != text:
+                raise wrong_usage(f"{text!r} is not in UTF-8, as all names and the path of the store must be")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 import click
 
@@ -43,5 +44,6 @@ def diff_line(line: str) -> str:
 
 
 def show_error(message: str) -> None:
-    """Prints the one line on standard error with which a failed command ends."""
-    click.echo(f"{coloured('Error:', 'red', bold=True)} {message}", err=True)
+    """Prints the one line on standard error with which a failed command ends, if that can take it."""
+    with suppress(OSError):
+        click.echo(f"{coloured('Error:', 'red', bold=True)} {message}", err=True)

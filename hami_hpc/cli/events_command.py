@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hami_hpc.cli import colours
-from hami_hpc.cli.options import Command, command, config_option, format_option, settings_of
+from hami_hpc.cli.options import Command, JobNumber, command, config_option, format_option, settings_of
 from hami_hpc.core.event_kinds import KINDS
 from hami_hpc.core.tables import table
 from hami_hpc.errors import NodeError
@@ -96,7 +96,7 @@ def _cells(event: dict[str, Any]) -> tuple[str, ...]:
 @command("events", kind=EventsCommand)
 @click.option("--since", metavar="TIME", help="Only the last 90s, 30m, 1h or 7d.  [default: all that is kept]")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(tuple(KINDS)), metavar="KIND", help="Only this kind.")
-@click.option("--job", type=click.IntRange(1), default=None, help="Only events of this job.")
+@click.option("--job", type=JobNumber(1), default=None, help="Only events of this job.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with the events to come, until interrupted.")
 @format_option("table", "json", help_text="Table: for people; json: the lines as they were written.")
 @config_option

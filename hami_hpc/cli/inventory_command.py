@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def read_inventories(paths: Iterable[Path]) -> list[NodeInventory]:
             raise NodeError(f"{path} has no *.json{there} {how}")
         files += found
     read, wrong = [], []
-    for file in {file.resolve(): file for file in files}.values():  # one that is named twice is read once
+    for file in {os.path.realpath(file): file for file in files}.values():  # one that is named twice is read once
         try:
             each = core.parse(_text(file), str(file))
             check_node(f"{file}: node", each.node)

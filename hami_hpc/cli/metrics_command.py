@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hami_hpc.cli.exit_codes import ExitCode
-from hami_hpc.cli.options import Failure, command, config_option, settings_of
+from hami_hpc.cli.options import Failure, Seconds, command, config_option, settings_of
 
 if TYPE_CHECKING:
     from hami_hpc.metrics.exposition import Exposition
@@ -73,7 +73,7 @@ def _address(_ctx: click.Context, _parameter: click.Parameter, text: str | None)
 )
 @click.option(
     "--every",
-    type=click.FloatRange(1, 86400),
+    type=Seconds(1, 86400),
     metavar="SECONDS",
     help="With --textfile: again and again until stopped.",
 )

@@ -41,6 +41,24 @@ class WrongUsageError(click.UsageError):
         colours.show_error(self.format_message())
 
 
+class Seconds(click.FloatRange):
+    """A time of a range. NaN is below, above and in no range, and no wait for it ends."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if number == number else self.fail(f"{value} is not a number of seconds", param, ctx)
+
+
+class JobNumber(click.IntRange):
+    """The number of a job. int() would take 4711_3, a task of an array, for job 47113."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).isdecimal():
+            advice = "squeue -O JobArrayID,JobID shows the number of each task of an array"
+            self.fail(f"{value!r} is no job number such as 4711; {advice}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def os_error_text(error: OSError) -> str:
     """Returns an operating system's error in one line: the file, and what is wrong with it."""
     where = f"{error.filename}: " if error.filename else ""

@@ -7,6 +7,7 @@ It writes only hami_hpc's own files, and prints the lines to merge into the site
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -51,12 +52,13 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
     """Returns the GPUs of `h200:2`, numbered from 0. Exits with ExitCode.USAGE for an unknown model or a bad count."""
     gpus: list[Gpu] = []
     for part in text.split(","):
-        model, _, count = part.partition(":")
-        if model not in settings.gpu_models or not (count or "1").isdigit() or not 1 <= int(count or "1") <= 256:
+        match = re.fullmatch(r"([^:]*)(?::([0-9]{1,3}))?", part)
+        model, count = (match[1], int(match[2] or 1)) if match else ("", 0)
+        if model not in settings.gpu_models or not 1 <= count <= 256:
             known = ", ".join(settings.gpu_models) or "none"
             message = f"--gpus {part} is not understood; allowed is MODEL:COUNT with a model of: {known}"
             raise Failure(message, ExitCode.USAGE)
-        for _ in range(int(count or "1")):
+        for _ in range(count):
             minor = len(gpus)
             gpus.append(Gpu(minor, minor, "", model, model, settings.gpu_models[model]))
     return tuple(gpus)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from hami_hpc.cli.options import Failure, command, config_option, settings_of
+from hami_hpc.cli.options import Failure, JobNumber, Seconds, command, config_option, settings_of
 
 
 @command("swap")
 @click.argument("direction", type=click.Choice(["out", "in"]))
-@click.argument("job", type=click.IntRange(min=1))
+@click.argument("job", type=JobNumber(1))
 @click.option(
     "--wait",
     metavar="SECONDS",
-    type=click.FloatRange(0, 3600),
+    type=Seconds(0, 3600),
     default=60,
     show_default=True,
     help="How long to wait until all of it is moved.",

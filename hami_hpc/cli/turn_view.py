@@ -56,6 +56,7 @@ def asked(job_id: int, shown: str, nodes: int) -> list[str]:
             env=environment,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=ASK_S,
             check=False,
             stdin=subprocess.DEVNULL,

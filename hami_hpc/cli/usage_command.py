@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from hami_hpc.cli import has_accounting
-from hami_hpc.cli.options import command, config_option, format_option, settings_of
+from hami_hpc.cli.options import JobNumber, command, config_option, format_option, settings_of
 from hami_hpc.core import history_chart, standing, swap
 from hami_hpc.core.duration import duration, requests
 from hami_hpc.core.grant import Grant, total
@@ -26,7 +26,7 @@ from hami_hpc.slurm import commands
 
 
 @command("usage")
-@click.argument("job", type=click.IntRange(1))
+@click.argument("job", type=JobNumber(1))
 @click.option("--history", is_flag=True, help="Memory and time of its GPUs, minute by minute, for the last 24 h.")
 @format_option("text", "json", help_text="Text: for people; json: for machines, with bytes and nanoseconds.")
 @config_option

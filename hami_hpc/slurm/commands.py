@@ -8,31 +8,20 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 from collections.abc import Sequence
 
 from hami_hpc.core.hostlist import expand, fold
 from hami_hpc.errors import NodeError
-from hami_hpc.slurm.failure import failed
 from hami_hpc.slurm.files import find_slurm_conf
+from hami_hpc.slurm.run import completed, not_understood, output
 
-TIMEOUT_S = 60
 # Every state in which a job still holds its resources on the node.
 HOLDING = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,SIGNALING,STAGE_OUT,STOPPED"
 
 
 def _output(*command: str, time_format: str = "") -> str:
     """Returns a command's standard output. Raises NodeError with the command and its error message when it fails."""
-    try:
-        environment = {**os.environ, "SLURM_TIME_FORMAT": time_format} if time_format else None
-        process = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NodeError(f"{command[0]} cannot be run ({error}). Is Slurm installed here and slurmctld up?") from error
-    if process.returncode != 0:
-        raise failed(command, process.stderr or process.stdout)
-    return process.stdout
+    return output(command, {**os.environ, "SLURM_TIME_FORMAT": time_format} if time_format else None)
 
 
 def node_name() -> str:
@@ -81,13 +70,20 @@ def holding_options(node: str) -> tuple[str, ...]:
 
 def running_jobs(node: str) -> frozenset[int]:
     """Returns the ids of the jobs that hold resources on `node`. Raises NodeError when slurmctld does not answer."""
-    return frozenset(int(word) for word in holding_rows(node, "%A").split())
+    return _job_ids(holding_rows(node, "%A"))
 
 
 def suspended_jobs(node: str) -> frozenset[int]:
     """Returns the ids of the jobs on `node` that Slurm suspends. Raises NodeError when slurmctld does not answer."""
     options = ("--all", "--local", "--noheader", f"--nodelist={node}", "--states=SUSPENDED")
-    return frozenset(int(word) for word in _output("squeue", *options, "--format=%A").split())
+    return _job_ids(_output("squeue", *options, "--format=%A"))
+
+
+def _job_ids(text: str) -> frozenset[int]:
+    try:
+        return frozenset(map(int, text.split()))
+    except ValueError as error:
+        raise not_understood("squeue --format=%A", text) from error
 
 
 def is_suspended(job_id: int) -> bool:
@@ -169,13 +165,17 @@ def queue_rows(job: str, form: str) -> str:
 
 def configuration() -> dict[str, str]:
     """Returns slurm.conf as slurmctld has it (`scontrol show config`). Raises NodeError when it does not answer."""
-    pairs = (line.partition("=") for line in _output("scontrol", "show", "config").splitlines())
-    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
+    text = _output("scontrol", "show", "config")
+    pairs = (line.partition("=") for line in text.splitlines())
+    values = {key.strip(): value.strip() for key, separator, value in pairs if separator}
+    if "ClusterName" not in values:
+        raise not_understood("scontrol show config", text)
+    return values
 
 
 def version() -> int:
     """Returns SLURM_VERSION_NUMBER of Slurm's commands here. Raises NodeError when there are none."""
-    return version_of(_output("scontrol", "--version").split()[-1])
+    return version_of(_output("scontrol", "--version").strip().rpartition(" ")[2])
 
 
 def known_version() -> int | None:
@@ -189,8 +189,8 @@ def known_version() -> int | None:
 def version_of(text: str) -> int:
     """Returns the SLURM_VERSION_NUMBER of `22.05.8`. Raises NodeError for text of another form."""
     parts = text.split("-")[0].split(".")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
-        raise NodeError(f"Slurm's version '{text}' is not understood")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise NodeError(f"Slurm's version {text[:80]!r} is not understood; run scontrol --version to see why")
     major, minor, micro = (int(part) for part in parts)
     return major << 16 | minor << 8 | micro
 
@@ -248,7 +248,7 @@ def _sacctmgr_rows(columns: Sequence[str], *what: str) -> list[dict[str, str]]:
     rows = [line.split("|") for line in text.splitlines()]
     wrong = next((row for row in rows if len(row) != len(columns)), None)
     if wrong is not None:
-        raise NodeError(f"sacctmgr list {what[0]} printed '{'|'.join(wrong)}', which is not understood")
+        raise not_understood(f"sacctmgr list {what[0]}", "|".join(wrong))
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -262,6 +262,7 @@ def change_accounting(words: Sequence[str]) -> None:
     _sacctmgr("--immediate", "--quiet", *words)
 
 
+NO_WORD = "it says nothing"
 # Parts of sacctmgr's messages -> what to do.
 _SACCTMGR_ADVICE = (
     (
@@ -273,22 +274,19 @@ _SACCTMGR_ADVICE = (
         "slurmdbd before 24.05 says so, too, of a QoS whose Preempt list was emptied: restart slurmdbd, run this again",
     ),
     (("no TRES known",), "AccountingStorageTRES must have it, and slurmctld must have run with that"),
-    (("refused", "Problem talking", "Unable to contact", "timed out", "Connection"), "Is slurmdbd up?"),
+    (("refused", "Problem talking", "Unable to contact", "timed out", "Connection", NO_WORD), "Is slurmdbd up?"),
 )
 
 
 def _sacctmgr(*words: str) -> str:
     """Returns what sacctmgr prints. Raises NodeError with its message, and what to do."""
     command = ("sacctmgr", *words)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NodeError(f"sacctmgr cannot be run ({error}). Is Slurm installed here and slurmdbd up?") from error
+    done = completed(command, daemon="slurmdbd")
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines()]
-        complaint = "; ".join(line.removeprefix("sacctmgr: error: ") for line in dict.fromkeys(lines) if line)
+        complaint = (
+            "; ".join(line.removeprefix("sacctmgr: error: ") for line in dict.fromkeys(lines) if line) or NO_WORD
+        )
         advice = next((text for marks, text in _SACCTMGR_ADVICE if any(mark in complaint for mark in marks)), "")
-        raise NodeError(f"{shlex.join(command)} failed: {complaint or 'it says nothing'}. {advice}".rstrip())
+        raise NodeError(f"{shlex.join(command)} failed: {complaint}. {advice}".rstrip())
     return done.stdout

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from dataclasses import dataclass, replace
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm import cluster_view, commands
+from hami_hpc.slurm.run import completed
 
 _FIELDS = (
     "JobIDRaw",
@@ -25,7 +25,6 @@ _FIELDS = (
     "AllocTRES",
     "ReqTRES",
 )
-_TIMEOUT_S = 60
 # Before a start. (sacct calls a run that was ended by a requeue REQUEUED.)
 _WAITING = ("PENDING", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _VGPU = re.compile(rf"(?:^|,)gres[/:]{c.GRES_CLASS}[:=]")
@@ -131,14 +130,9 @@ def _sacct(job: str) -> str:
     # of the other clusters of a federation.
     command = ("sacct", "--local", "-a", "-D", "-X", "-n", "-P", f"--format={','.join(_FIELDS)}", f"--jobs={job}")
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NodeError(f"sacct cannot be run ({error}). Is Slurm installed here and slurmdbd up?") from error
+    done = completed(command, environment, daemon="slurmdbd")
     if done.returncode != 0:
-        message = (done.stderr or done.stdout).strip().replace("\n", "; ")
+        message = (done.stderr or done.stdout).strip().replace("\n", "; ") or "it said nothing"
         raise NodeError(f"sacct --jobs={job} failed: {cluster_view.printable(message)}. Is slurmdbd up?")
     return done.stdout
 

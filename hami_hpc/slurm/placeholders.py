@@ -11,9 +11,8 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.contexts import suppress
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding, holdings, node_lines
 from hami_hpc.errors import NodeError
-from hami_hpc.slurm.failure import failed
+from hami_hpc.slurm.run import not_understood, output
 
-TIMEOUT_S = 60
 REQUEUE_TIMEOUT_S = 5  # a prolog waits for it
 PRIORITY = 4_294_967_200  # of the first job; users' jobs are below it. Slurm's own highest is 0xfffffffd
 # A placeholder has no time limit once it runs. With none at the start it would wait for the end of every reservation.
@@ -43,11 +42,10 @@ class Node:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Returns what jobs hold of the node's GPUs. Raises NodeError when slurmctld does not answer."""
-        query = ("squeue", "--all", "--local", "--noheader", f"--nodelist={self.name}")
-        states = dict(line.split() for line in self._run(*query, "--format=%A %T").splitlines())
-        ours = set(self._run(*query, f"--name={PLACEHOLDER_NAME}", "--user=root", "--format=%A").split())
+        here = f"--nodelist={self.name}"
+        ours = {job for (job,) in self._rows("%A", here, f"--name={PLACEHOLDER_NAME}", "--user=root")}
         found: list[Holding] = []
-        for job, state in states.items():
+        for job, state in self._rows("%A|%T", here):
             try:
                 text = self._run("scontrol", "--oneliner", "show", "job", "-d", job)
             except NodeError as error:
@@ -61,11 +59,7 @@ class Node:
     def pending(self, name: str = c.GRES_SHARD) -> dict[int, int]:
         """Returns what placeholders of this node wait for of one gres, shards or those that are never moved, by job
         id."""
-        text = self._run(
-            *("squeue", "--all", "--local", "--noheader", f"--name={PLACEHOLDER_NAME}", "--user=root"),
-            *("--states=PENDING", "--format=%A|%n|%b"),
-        )
-        rows = [line.split("|") for line in text.splitlines()]
+        rows = self._rows("%A|%n|%b", f"--name={PLACEHOLDER_NAME}", "--user=root", "--states=PENDING")
         asked = ((job, gres.rpartition(":")) for job, nodes, gres in rows if nodes == self.name)
         return {int(job): int(count) for job, (gres, _, count) in asked if re.split("[:/]", gres)[-1] == name}
 
@@ -130,6 +124,7 @@ class Node:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
+                errors="replace",
                 start_new_session=True,
             )
         except OSError as error:
@@ -159,18 +154,16 @@ class Node:
             self._lists[nodes] = self.name in names
         return self._lists[nodes]
 
+    def _rows(self, columns: str, *which: str) -> list[list[str]]:
+        """Returns what squeue shows of jobs: the number of each, and what other columns there are."""
+        text = self._run("squeue", "--all", "--local", "--noheader", *which, f"--format={columns}")
+        rows = [line.split("|") for line in text.splitlines()]
+        if any(len(row) != len(columns.split("|")) or not row[0].isdecimal() for row in rows):
+            raise not_understood(f"squeue --format={columns}", text)
+        return rows
+
     def _run(self, *command: str) -> str:
-        try:
-            done = subprocess.run(
-                command, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd="/"
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NodeError(
-                f"{command[0]} cannot be run ({error}). Is Slurm installed here and slurmctld up?"
-            ) from error
-        if done.returncode != 0:
-            raise failed(command, done.stderr or done.stdout)
-        return done.stdout
+        return output(command, self.env)
 
 
 def requeue(job_id: int, scontrol: str, env: Mapping[str, str]) -> bool:

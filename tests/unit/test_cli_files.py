@@ -43,6 +43,13 @@ def test_a_file_that_is_written_again_keeps_its_permissions_and_its_links(tmp_pa
     assert invoice.stat().st_mode & 0o777 == 0o640
 
 
+def test_a_link_to_itself_becomes_the_file(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop.name)
+    write_file(loop, b"new")
+    assert loop.read_bytes() == b"new"
+
+
 def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

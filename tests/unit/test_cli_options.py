@@ -231,6 +231,20 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
     assert missing in result.output
 
 
+@pytest.mark.parametrize("words", [["usage"], ["swap", "out"], ["events", "--job"]])
+@pytest.mark.parametrize("job", ["4711_3", "²", "x", ""])
+def test_a_task_of_an_array_is_not_taken_for_another_job(words: list[str], job: str) -> None:
+    result = CliRunner().invoke(main, [*words, job])
+    assert result.exit_code == ExitCode.USAGE
+    assert f"'{job}' is no job number such as 4711; squeue -O JobArrayID,JobID shows" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["swap", "out", "7", "--wait"], ["metrics", "--textfile", "a.prom", "--every"]])
+def test_no_command_waits_for_a_time_that_is_no_number(words: list[str]) -> None:
+    result = CliRunner().invoke(main, [*words, "nan"])
+    assert (result.exit_code, "nan is not a number of seconds" in result.stderr) == (ExitCode.USAGE, True)
+
+
 def test_json_is_asked_for_as_before_too(tmp_path: Path) -> None:
     node = Node.make(tmp_path)
     for name in ("jobs", "doctor", "reconcile"):

@@ -55,7 +55,7 @@ def run(site: Path, command: str, stream: str, **environment: str) -> subprocess
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("stream", [">/dev/full", ">&-", "<&-", "| head -c 1"])
+@pytest.mark.parametrize("stream", [">/dev/full", ">&-", "<&-", "| head -c 1", "2>/dev/full", ">/dev/full 2>&1"])
 def test_no_stream_ends_in_a_traceback_or_makes_a_file(site: Path, command: str, stream: str) -> None:
     before = sorted(site.rglob("*"))
     done = run(site, command, stream)

@@ -185,6 +185,12 @@ def test_a_node_twice_and_a_copied_file_are_refused_with_both_names(tmp_path: Pa
     assert [each.node for each in read_inventories([folder, folder / "0.json"])] == ["n1"]
 
 
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(NodeError, match="Too many levels of symbolic links"):
+        read_inventories([tmp_path])
+
+
 def test_a_pipe_and_an_empty_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"has no \*\.json"):
         read_inventories([tmp_path])

@@ -30,8 +30,8 @@ with open("{notes}", "a") as notes:
     notes.write(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], dict(os.environ), os.getcwd()]) + "\\n")
 if "show" in sys.argv:
     print("{holds}")
-elif any(word.startswith("--format=%A %T") for word in sys.argv):
-    print("9 RUNNING")
+elif any(word.startswith("--format=%A|%T") for word in sys.argv):
+    print("9|RUNNING")
 elif "--format=%A" in sys.argv:
     print("9")
 """

@@ -163,7 +163,7 @@ def sacctmgr(folder: Path, monkeypatch: pytest.MonkeyPatch, status: int, out: st
         ),
         ("", "sacctmgr: error: slurmdb_format_tres_str: no TRES known by type gres/x\n", "AccountingStorageTRES must"),
         (" Nothing new added.\n", "", "failed: Nothing new added."),
-        ("", "", "failed: it says nothing."),
+        ("", "", "failed: it says nothing. Is slurmdbd up?"),
     ],
 )
 def test_what_sacctmgr_complains_of_is_one_line_with_what_to_do(

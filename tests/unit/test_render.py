@@ -213,7 +213,11 @@ def test_the_wrappers_pass_the_settings_on(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"), [("h300:2", "known|model of: h200"), ("h200:x", "MODEL:COUNT"), ("h200:0", "MODEL")]
+    ("gpus", "said"),
+    [
+        ("h300:2", "known|model of: h200"),
+        *((f"h200:{count}", "MODEL:COUNT") for count in ("x", "0", "257", "", "²", "9" * 5000)),
+    ],
 )
 def test_gpus_given_by_hand_must_be_of_the_settings(node: Node, gpus: str, said: str) -> None:
     done = CliRunner().invoke(main, ["render", "--config", str(node.config), "--gpus", gpus, "--dry-run"])

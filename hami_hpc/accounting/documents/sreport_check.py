@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.errors import AccountingError, command_failed
 from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.store.job_records import JobRecords
 from hami_hpc.accounting.times import Period
@@ -65,7 +65,7 @@ def read_sreport(period: Period, clusters: str = "", sreport: str = "sreport") -
     except OSError as error:
         raise AccountingError(f"cannot run {sreport}: {error.strerror}; install slurm-client") from error
     if process.returncode:
-        raise AccountingError(f"sreport failed ({process.returncode}): {process.stderr.strip().splitlines()[-1:]}")
+        raise command_failed("sreport", process.returncode, process.stderr)
     return parse_sreport(process.stdout)
 
 

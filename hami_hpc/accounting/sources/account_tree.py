@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hami_hpc.accounting.errors import AccountingError, printable
+from hami_hpc.accounting.errors import AccountingError, command_failed, printable
 
 COMMAND = ("sacctmgr", "-nP", "show", "associations", "format=Cluster,Account,ParentName,User")
 ASK = "sacctmgr"  # in place of a file: run the command
@@ -100,7 +100,7 @@ def _asked() -> str:
     except OSError as error:
         raise AccountingError(f"cannot run {COMMAND[0]}: {error.strerror}; give --tree a file") from error
     if done.returncode:
-        raise AccountingError(f"{COMMAND[0]} failed ({done.returncode}): {printable(done.stderr.strip()[:200])}")
+        raise command_failed(COMMAND[0], done.returncode, done.stderr)
     return done.stdout
 
 

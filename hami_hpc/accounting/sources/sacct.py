@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hami_hpc.accounting.errors import AccountingError, printable
+from hami_hpc.accounting.errors import AccountingError, command_failed, printable
 from hami_hpc.accounting.times import Period
 
 # A record without one of these cannot be billed. JobIDRaw and Submit are slurmdbd's own unique key of a job's run.
@@ -123,10 +123,9 @@ def _run(call: list[str], target: Path) -> Export:
     except OSError as error:
         raise AccountingError(f"cannot run {call[0]}: {error.strerror}; install slurm-client or use --input") from error
     if process.returncode:
-        message = process.stderr.decode(errors="replace").strip().splitlines()
-        raise AccountingError(f"sacct failed ({process.returncode}): {message[-1] if message else 'no message'}")
+        raise command_failed("sacct", process.returncode, process.stderr.decode(errors="replace"))
     _replace_returns(target)
-    return open_export(target)
+    return open_export(target, "what sacct printed")
 
 
 def _replace_returns(path: Path) -> None:
