@@ -26,7 +26,7 @@ def check_backlog(facts: Facts) -> Iterator[Finding]:
         before, waiting = waiting, commands.records_for_slurmdbd()
         if waiting < before:
             return
-    detail = f"{waiting} records of jobs wait in slurmctld: sacct and bills do not have them"
+    detail = f"records of jobs that wait in slurmctld, so that sacct and bills do not have them: {waiting}"
     advice = "is slurmdbd up (sacctmgr show cluster)? On 26.05, after another slurmctld took over: scontrol reconfigure"
     yield Finding("slurmdbd", Level.WARN, detail, advice)
 

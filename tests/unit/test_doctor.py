@@ -286,7 +286,7 @@ def test_records_that_slurmctld_keeps_from_slurmdbd_are_named(
     found = healthy.findings().get("slurmdbd")
     assert (found is not None) == bool(named)
     if found:
-        assert (found.level, found.detail.split()[0]) == (Level.WARN, str(named))
+        assert (found.level, found.detail.split()[-1]) == (Level.WARN, str(named))
 
 
 def test_nobody_is_asked_for_records_where_there_is_no_slurmdbd(
