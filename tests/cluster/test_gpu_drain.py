@@ -49,7 +49,8 @@ def cluster(restored: Layout) -> Iterator[Layout]:
 
 
 def submit(layout: Layout, count: int, script: str = "true") -> list[int]:
-    return [jobs.submit(layout, USER, SMALL, script=script) for _ in range(count)]
+    """Their names are no UTF-8, which users may do."""
+    return [jobs.submit(layout, USER, SMALL, "--job-name=caf\udce9", script=script) for _ in range(count)]
 
 
 def ended(layout: Layout, numbers: list[int]) -> None:

@@ -82,7 +82,15 @@ def admin(layout: Layout, *command: str, timeout_s: float = 60.0, allowed: tuple
         "HAMI_HPC_CONFIG": str(layout.site_config),
     }
     done = subprocess.run(
-        command, env=environment, cwd="/", input="", capture_output=True, text=True, timeout=timeout_s, check=False
+        command,
+        env=environment,
+        cwd="/",
+        input="",
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
     )
     if done.returncode not in allowed:
         raise ClusterError(f"{' '.join(command)} ended with status {done.returncode}\n{done.stdout}{done.stderr}")

@@ -57,6 +57,7 @@ def answer(command: tuple[str, ...], environment: Mapping[str, str], timeout_s: 
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # users write any bytes into a job's name
             timeout=timeout_s,
             check=False,
         )
