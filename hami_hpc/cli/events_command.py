@@ -110,12 +110,13 @@ def events(
     """
     since_ns = time.time_ns() - seconds(since) * 10**9 if since else 0
     found = read(settings_of(config), Wanted(since_ns, kinds, job or 0), follow)
-    if form == "json":
-        for text, event in found:
-            click.echo(json.dumps(event) if not text.isprintable() else text)
-        return
-    if not follow:
+    if form == "table" and not follow:
         click.echo(colours.table_head(table(HEAD, [_cells(event) for _, event in found], right=(3,))))
         return
-    for _, event in found:
-        click.echo("  ".join(cell for cell in _cells(event) if cell))
+    try:
+        for text, event in found:
+            line = "  ".join(cell for cell in _cells(event) if cell) if form == "table" else text
+            click.echo(line if line.isprintable() else json.dumps(event))
+    except KeyboardInterrupt:
+        if not follow:
+            raise

@@ -119,6 +119,17 @@ def test_following_shows_what_comes(node: Node) -> None:
         shown.terminate()
 
 
+def test_following_ends_when_it_is_interrupted_and_that_is_no_failure(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    done = CliRunner().invoke(main, ["events", "--follow"], env={"HAMI_HPC_CONFIG": str(node.config)})
+    assert (done.exit_code, done.output.splitlines()[-1].split()[2]) == (0, "memory_over")
+
+
 def test_help_lists_every_kind(node: Node) -> None:
     shown = " ".join(CliRunner().invoke(main, ["events", "--help"]).output.split())
     for name, kind in KINDS.items():
