@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ class Seconds(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        return number if number == number else self.fail(f"{value} is not a number of seconds", param, ctx)
+        return self.fail(f"{value} is not a number of seconds", param, ctx) if math.isnan(number) else number
 
 
 class JobNumber(click.IntRange):

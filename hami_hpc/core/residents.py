@@ -101,7 +101,7 @@ def turn_s(mem_mib: int, least_s: float) -> float:
     return max(least_s, TURN_S_PER_GIB * mem_mib / 1024)
 
 
-def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int = 0, least_turn_s: float = 60.0) -> list[Order]:
+def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int, least_turn_s: float) -> list[Order]:
     """Returns the orders that change on one GPU. `others_mib` is the memory of processes that are no tenant's."""
     # Where others have its place it had left, whatever it says now, and waits for its turn.
     has_place = free_room(tenants, total_mib, others_mib).is_enough

@@ -283,10 +283,8 @@ def _sacctmgr(*words: str) -> str:
     command = ("sacctmgr", *words)
     done = completed(command, daemon="slurmdbd")
     if done.returncode != 0:
-        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines()]
-        complaint = (
-            "; ".join(line.removeprefix("sacctmgr: error: ") for line in dict.fromkeys(lines) if line) or NO_WORD
-        )
+        lines = [line.strip().removeprefix("sacctmgr: error: ") for line in (done.stderr + done.stdout).splitlines()]
+        complaint = "; ".join(line for line in dict.fromkeys(lines) if line) or NO_WORD
         advice = next((text for marks, text in _SACCTMGR_ADVICE if any(mark in complaint for mark in marks)), "")
         raise NodeError(f"{shlex.join(command)} failed: {complaint}. {advice}".rstrip())
     return done.stdout

@@ -18,9 +18,15 @@ def completed(
     """Runs a command. What is not UTF-8 is replaced: users write any bytes into a job's name. Raises NodeError."""
     try:
         return subprocess.run(
-            command, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT_S, check=False,
+            command,
+            env=env,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:  # ValueError: a zero byte in a word
         raise NodeError(f"{command[0]} cannot be run ({error}). Is Slurm installed here and {daemon} up?") from error
 

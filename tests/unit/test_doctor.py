@@ -263,40 +263,6 @@ def test_a_slurm_conf_that_is_not_there_is_said_once_in_plain_words(
     assert [line[:4] for line in done.output.splitlines()].count("FAIL") == 1
 
 
-def test_slurmdbd_that_does_not_answer_is_a_finding_of_its_own(
-    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def down() -> frozenset[str]:
-        raise NodeError("sacctmgr failed: slurmdbd is down")
-
-    monkeypatch.setattr(commands, "qos_names", down)
-    findings = healthy.findings()
-    assert findings["AccountingStorageEnforce"].is_ok
-    assert (findings["QoS"].level, findings["QoS"].detail) == (Level.FAIL, "sacctmgr failed: slurmdbd is down")
-
-
-@pytest.mark.parametrize(
-    ("waiting", "named"), [((7, 7, 7), 7), ((1, 2, 9), 9), ((9, 7, 8), 0), ((7, 7, 6), 0), ((7, 0), 0), ((0, 7, 7), 0)]
-)
-def test_records_that_slurmctld_keeps_from_slurmdbd_are_named(
-    healthy: Healthy, waiting: tuple[int, ...], named: int
-) -> None:
-    """One by one, or many at a time, they are sent at once: those that become fewer are on their way."""
-    healthy.waiting = iter(waiting)
-    found = healthy.findings().get("slurmdbd")
-    assert (found is not None) == bool(named)
-    if found:
-        assert (found.level, found.detail.split()[-1]) == (Level.WARN, str(named))
-
-
-def test_nobody_is_asked_for_records_where_there_is_no_slurmdbd(
-    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    healthy.slurm["AccountingStorageType"] = "accounting_storage/none"
-    monkeypatch.setattr(commands, "records_for_slurmdbd", lambda: pytest.fail("there is none"))
-    assert "slurmdbd" not in healthy.findings()
-
-
 def test_without_checked_qos_doctor_says_who_gets_which_class(healthy: Healthy) -> None:
     healthy.slurm["AccountingStorageEnforce"] = "none"
     found = healthy.findings()["AccountingStorageEnforce"]

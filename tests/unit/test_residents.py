@@ -40,7 +40,7 @@ def new(job_id: int, mem_mib: int, since_s: float = 1.0, **more: object) -> Tena
 
 
 def said(*tenants: Tenant, others: int = 0) -> list[tuple[int, int]]:
-    return [(order.job_id, order.order) for order in decide(tenants, TOTAL, others)]
+    return [(order.job_id, order.order) for order in decide(tenants, TOTAL, others, 60)]
 
 
 def test_who_fits_comes() -> None:
@@ -118,7 +118,7 @@ def test_one_that_must_wait_for_others_to_end_stands_in_nobodys_way() -> None:
 
 def test_one_that_does_not_leave_in_time_stays_and_is_not_asked_again_soon() -> None:
     late = on(1, 100_000, 60, order=c.SWAP_TURN)
-    (order,) = decide([late, off(2, 100_000)], TOTAL)
+    (order,) = decide([late, off(2, 100_000)], TOTAL, 0, 60)
     assert order == Order(1, c.SWAP_IN, CANNOT_LEAVE)
     assert said(on(1, 100_000, LATE, stays=True), off(2, 100_000)) == []
     assert said(on(1, 100_000, LATE, stays=True), new(2, 100_000), off(3, 30_000)) == [(3, c.SWAP_IN)]
@@ -174,7 +174,7 @@ def test_whatever_is_seen_nobody_comes_without_room_and_orders_do_not_contradict
     drawn: list[Tenant], others: int
 ) -> None:
     tenants = [t._replace(job_id=n, is_away=t.is_away and not t.is_on) for n, t in enumerate(drawn, 1)]
-    orders = decide(tenants, TOTAL, others)
+    orders = decide(tenants, TOTAL, others, 60)
     by_id = {tenant.job_id: tenant for tenant in tenants}
     assert len({order.job_id for order in orders}) == len(orders)
     for order in orders:
@@ -196,7 +196,7 @@ def test_hundreds_of_jobs_are_looked_at_some_times_each(monkeypatch: pytest.Monk
     tenants = [on(n, 1400, since_s, cores=0, used_mib=1400 + n % 3) for n in range(95)]
     tenants += [off(200 + n, 60_000, n, cores=1, used_mib=0) for n in range(200)]
     tenants += [new(400 + n, 60_000, cores=1) for n in range(5)]
-    orders = decide(tenants, TOTAL)
+    orders = decide(tenants, TOTAL, 0, 60)
     standing.places(tenants, TOTAL, 0, 60.0)
     assert orders, "somebody leaves"
     assert len(looks) <= 20 * len(tenants)

@@ -359,48 +359,6 @@ def test_a_comparison_that_failed_is_not_taken_for_one_that_differs(
     assert (result.exit_code, "sreport" in result.output) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("exit 1", "{name} failed (1): it said nothing. Is slurmdbd up?"),
-        ("echo one >&2; printf 'no \\351\\n' >&2; exit 2", "{name} failed (2): no \ufffd. Is slurmdbd up?"),
-        ("kill -9 $$", "{name} failed (-9): it said nothing. Is slurmdbd up?"),
-    ],
-)
-@pytest.mark.parametrize(("name", "command"), [("sacct", "bill --live"), ("sreport", "check-bill")])
-def test_a_command_of_slurms_that_failed_is_named_with_what_to_do(
-    site: Path, filled: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, command: str, body: str, said: str
-) -> None:
-    (site / name).write_text(f"#!/bin/sh\n{body}\n")
-    (site / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(site))
-    result = _run(*command.split(), "--month", "2026-09", *filled)
-    assert (result.exit_code, result.stderr) == (1, f"Error: {said.format(name=name)}\n")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("bill --month 2026-09 --account X", "efficiency X", "efficiency --user X", "balance X", "ingest -M X"),
-        "ledger --store X",
-    ],
-)
-def test_a_name_or_store_that_is_not_utf_8_is_a_wrong_command_line(filled: tuple[str, Path], words: str) -> None:
-    result = _run(words.split()[0], *filled, *words.replace("X", "caf\udce9").split()[1:])
-    said = "Error: 'caf\\udce9' is not in UTF-8, as all names and the path of the store must be\n"
-    assert (result.exit_code, result.stderr) == (2, said)
-
-
-def test_a_sacct_that_printed_nothing_is_named_and_not_a_file_of_before(
-    site: Path, filled: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (site / "sacct").write_text("#!/bin/sh\n")
-    (site / "sacct").chmod(0o755)
-    monkeypatch.setenv("PATH", str(site))
-    result = _run("bill", "--live", "--month", "2026-09", *filled)
-    assert (result.exit_code, result.stderr.startswith("Error: what sacct printed has no column JobIDRaw")) == (1, True)
-
-
 def test_days_and_months_on_one_bill_are_days_and_months(site: Path, filled: tuple[str, Path]) -> None:
     text = _run("bill", "--month", "2026-09", "--by", "month,day,qos", "--format", "csv", *filled).stdout
     assert text.splitlines()[1].startswith("2026-09,2026-09-01,normal,2,")
