@@ -61,6 +61,7 @@ class Tenant:
     # The rest is the simulation's.
     number: int = 0
     processes: int = 1
+    rank: int = 0  # among them
     left_ns: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)  # (arrival, length), the first is at work
     head: int = 0
@@ -77,9 +78,14 @@ class Tenant:
     @property
     def slice_ns(self) -> int:
         terms = replace(self.terms, greedy=self.greed.greedy)
-        longest = terms.timeslice_us(self.processes)
+        longest = terms.timeslice_us(self.sharers)
         us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
+
+    @property
+    def sharers(self) -> float:
+        """How many processes divide a timeslice, all of which use all of theirs."""
+        return self.terms.sharers((self.rank, self.processes), a.FULL * self.processes) / a.FULL
 
     def has_work(self) -> bool:
         return self.alive and (self.load.saturating or self.head < len(self.pending))
@@ -113,7 +119,8 @@ class Keeper:
     def needed(self) -> bool:
         """Whether it can ever pause: else nothing of it is simulated."""
         terms = self.tenant.terms
-        return self.cap < 100 or 0 < terms.turn_length < 1000 or self.fits()
+        in_turns = 0 < terms.turn_length < 1000 or self.tenant.processes > terms.at_once()
+        return self.cap < 100 or in_turns or self.fits()
 
     def fits(self) -> bool:
         t = self.tenant
@@ -193,7 +200,7 @@ class Keeper:
     def _fit(self, now: int) -> None:
         """Shortens or lengthens the timeslice, by what was seen of the others."""
         tenant = self.tenant
-        longest, others = tenant.terms.timeslice_us(tenant.processes), tenant.terms.others_timeslice_us()
+        longest, others = tenant.terms.timeslice_us(tenant.sharers), tenant.terms.others_timeslice_us()
         others = min(others, longest) if tenant.processes > 1 else others
         theirs = tenant.slice.others_ns(others)
         own = tenant.slice_ns
@@ -225,7 +232,7 @@ class Keeper:
             caps=tenant.terms.others_capped + (self.cap < 100),
             capped=self.cap < 100,
             others_least_percent=tenant.terms.others_least_percent,
-            other_percent=tenant.terms.other_percent(tenant.processes),
+            other_percent=tenant.terms.other_percent(tenant.sharers),
             held_back=self.fit_held_back,
             samples=len(self.fit_samples),
             outstanding=outstanding,
@@ -260,7 +267,8 @@ class Keeper:
         tenant = self.tenant
         yields = tenant.greed.yields if tenant.terms.latency else tenant.slice.yields
         turn, until = tenant.terms.turn(now, yields)
-        opened, self.open = self.open, not self.shut and turn
+        part, part_ends = tenant.terms.part(tenant.rank, tenant.processes, now)
+        opened, self.open = self.open, not self.shut and turn and part
         if opened and not self.open:
             self.closed = now
         if self.open and not opened:
@@ -271,7 +279,9 @@ class Keeper:
             self._count(now)
             self.resting = True
             return now + REST_NS, True
-        following = min(self.change, self.counted + self._count_gap(), until, self.tenant.slice.next_ns(self.fitted))
+        following = min(
+            self.change, self.counted + self._count_gap(), until, part_ends, tenant.slice.next_ns(self.fitted)
+        )
         if self.open:
             following = min(following, self.sampled)
         call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS

@@ -50,7 +50,8 @@ class Gpu:
         jobs: dict[str, a.Budget] = {}
         for number, tenant in enumerate(self.tenants):
             tenant.number = number
-            tenant.processes = sum(other.job == tenant.job for other in self.tenants) if tenant.job else 1
+            of_job = [other is tenant for other in self.tenants if tenant.job and other.job == tenant.job] or [True]
+            tenant.processes, tenant.rank = len(of_job), of_job.index(True)
             budget = a.Budget(tenant.terms.cap(), tenant.processes > 1)
             shared = jobs.setdefault(tenant.job, budget) if tenant.job else budget
             keeper = Keeper(self.tenants, number, shared, self.stays)

@@ -224,11 +224,13 @@ def misbehaviour(study: Study) -> None:
     def three(**first: object) -> list[Tenant]:
         return [Tenant(a.Terms(25, "cap"), BUSY, **first), *(Tenant(a.Terms(25), BUSY) for _ in range(2))]  # type: ignore[arg-type]
 
-    many = [Tenant(a.Terms(50), BUSY)]
-    slice_us = a.Terms(50).timeslice_us(32)
-    crowd = [Tenant(a.Terms(50), BUSY, slice_us=slice_us) for _ in range(32)]
-    small_us = a.Terms(1).timeslice_us(32)
-    small = [Tenant(a.Terms(1), BUSY, slice_us=small_us) for _ in range(32)]
+    def beside(cores: int, count: int) -> list[Tenant]:
+        """One of all other cores, and then the processes of a job."""
+        terms, left = (
+            a.Terms(c, others_least_percent=100 - c, only_other_percent=100 - c) for c in (cores, 100 - cores)
+        )
+        return [Tenant(left, BUSY), *(Tenant(terms, BUSY, job="crowd") for _ in range(count))]
+
     cases = [
         ("4 x cap 25, all honest", four()),
         ("one dies half-way", four(dies_ns=half)),
@@ -237,12 +239,15 @@ def misbehaviour(study: Study) -> None:
         ("cap 25 beside burst 25, 25, all honest", three()),
         ("the cap writes itself credit", three(forges_credit=True)),
         ("its keeper never runs", three(keeper_stops_ns=0)),
-        ("burst 50 beside 50 of 32 processes", many + crowd),
-        ("burst 99 beside 1 of 32 processes", [Tenant(a.Terms(99), BUSY), *small]),
+        ("burst 50 beside 50 of 32 processes", beside(50, 32)),
+        ("burst 90 beside 10 of 8 processes", beside(10, 8)),
+        ("burst 99 beside 1 of 32 processes", beside(1, 32)),
     ]
     for name, tenants in cases:
         shares = study.run(*tenants)
-        if len(tenants) > 30:
+        if tenants[-1].job:
+            cores = tenants[0].terms.cores_percent
+            study.claim(shares[0] >= cores * 0.97, f"{name}: the first has {shares[0]:.1f} %")
             shares = [shares[0], sum(shares[1:])]
         else:
             for share, tenant in zip(shares[1:], tenants[1:], strict=True):

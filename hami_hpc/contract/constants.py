@@ -236,7 +236,7 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'state': (0, 4, 'u'),
     'pid': (4, 4, 'u'),
     'step_row': (8, 4, 'u'),
-    'reserved': (12, 4, 'u'),
+    'filled_permille': (12, 4, 'u'),
     'used_bytes': (16, 8, 'u'),
     'peak_bytes': (24, 8, 'u'),
     'gpu_busy_ns': (32, 8, 'u'),

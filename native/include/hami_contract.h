@@ -252,7 +252,7 @@ struct hami_usage_slot {
 	uint32_t state; /* 0 free, 1 in use */
 	uint32_t pid; /* process id, in the process's own pid namespace */
 	uint32_t step_row; /* index into the steps */
-	uint32_t reserved; /* 0 */
+	uint32_t filled_permille; /* how much of its timeslices it uses, permille */
 	uint64_t used_bytes; /* device memory held or requested */
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t gpu_busy_ns; /* GPU time used: on the compute engine with work outstanding, ns (gated: what its batches took) */
@@ -266,7 +266,7 @@ struct hami_usage_slot {
 _Static_assert(offsetof(struct hami_usage_slot, state) == 0, "state");
 _Static_assert(offsetof(struct hami_usage_slot, pid) == 4, "pid");
 _Static_assert(offsetof(struct hami_usage_slot, step_row) == 8, "step_row");
-_Static_assert(offsetof(struct hami_usage_slot, reserved) == 12, "reserved");
+_Static_assert(offsetof(struct hami_usage_slot, filled_permille) == 12, "filled_permille");
 _Static_assert(offsetof(struct hami_usage_slot, used_bytes) == 16, "used_bytes");
 _Static_assert(offsetof(struct hami_usage_slot, peak_bytes) == 24, "peak_bytes");
 _Static_assert(offsetof(struct hami_usage_slot, gpu_busy_ns) == 32, "gpu_busy_ns");

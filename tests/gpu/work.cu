@@ -285,7 +285,7 @@ static void contexts()
 {
 	CUdevice device;
 	OK(cuDeviceGet(&device, 0));
-	std::vector<CUcontext> all(4);
+	std::vector<CUcontext> all((size_t)get("count", 4));
 	for (CUcontext &c : all)
 		OK(cuCtxCreate(&c, nullptr, 0, device));
 	in_contexts(all, {}, get("us", 1000));

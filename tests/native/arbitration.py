@@ -37,6 +37,8 @@ SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
 COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
 PART_BUSY = constant("parts.h", "HAMI_PART_BUSY")
+FULL = constant("parts.h", "HAMI_PART_FULL")
+ANY_NUMBER = 2**32 - 1
 
 
 class _Terms(ctypes.Structure):
@@ -130,6 +132,7 @@ _lib.hami_budget_in_step.restype = _I64
 _lib.hami_budget_in_step.argtypes = (ctypes.c_bool, _U32, _U32)
 _lib.hami_terms_timeslice_us.restype = _U32
 _lib.hami_terms_timeslice_us.argtypes = (ctypes.POINTER(_Terms), _U32)
+_lib.hami_terms_at_once.restype, _lib.hami_terms_at_once.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_latency_share.restype, _lib.hami_terms_latency_share.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_turn.restype = ctypes.c_bool
@@ -146,6 +149,11 @@ _lib.hami_part_context.argtypes = (
     _I64,
     ctypes.POINTER(_I64),
 )
+_lib.hami_part_sharers.restype = _lib.hami_part_filled.restype = _lib.hami_part_counts.restype = _U32
+_lib.hami_part_sharers.argtypes = (ctypes.POINTER(_Terms), ctypes.POINTER(_Part), _U32)
+_lib.hami_part_filled.argtypes, _lib.hami_part_counts.argtypes = (_U32, _I64, _I64), (_U32,)
+_lib.hami_part_one_context.restype = ctypes.c_bool
+_lib.hami_part_one_context.argtypes = (ctypes.POINTER(_Terms), ctypes.POINTER(_Part), _U32)
 _lib.hami_part_worked.restype, _lib.hami_part_worked.argtypes = _U32, (_U32, ctypes.c_bool)
 _lib.hami_terms_waits.restype = ctypes.c_bool
 _lib.hami_terms_waits.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_Visit))
@@ -278,13 +286,17 @@ class Terms:
         """Returns the share of a latency-critical tenant beside others of its kind, percent."""
         return int(_lib.hami_terms_latency_share(self._struct()))
 
-    def timeslice_us(self, parts: int = 1) -> int:
+    def timeslice_us(self, sharers: float = 1) -> int:
         """Returns the timeslice of one of so many processes, or contexts, us; 0: the driver's own."""
-        return int(_lib.hami_terms_timeslice_us(self._struct(), parts))
+        return int(_lib.hami_terms_timeslice_us(self._struct(), round(FULL * sharers)))
 
-    def other_percent(self, processes: int = 1) -> int:
+    def at_once(self) -> int:
+        """Returns how many processes can divide the timeslice; ANY_NUMBER: all."""
+        return int(_lib.hami_terms_at_once(self._struct()))
+
+    def other_percent(self, sharers: float = 1) -> int:
         """Returns the cores of the only other tenant; 0: there is none, or are several."""
-        return int(_lib.hami_terms_other_percent(self._struct(), processes))
+        return int(_lib.hami_terms_other_percent(self._struct(), round(FULL * sharers)))
 
     def cap(self) -> int:
         """Returns the most that the tenant may use, percent."""
@@ -308,9 +320,17 @@ class Terms:
         return bool(_lib.hami_terms_open(self._struct(), shut, since_ns, now_ns, until)), until.value
 
     def part(self, rank: int, count: int, now_ns: int) -> tuple[bool, int]:
-        """Returns whether it is the part of the turn of the process with this number of so many, and until when."""
+        """Returns whether it is the part of the process with this number of so many, and until when."""
         until = _I64()
         return bool(_lib.hami_part_open(self._struct(), _Part(rank, count), now_ns, until)), until.value
+
+    def sharers(self, process: tuple[int, int], sharers: int) -> int:
+        """Returns of how many processes, permille, those that are open together make use of a timeslice."""
+        return int(_lib.hami_part_sharers(self._struct(), _Part(*process), sharers))
+
+    def one_context(self, process: tuple[int, int], count: int) -> bool:
+        """Returns whether so many contexts of the process (number, of so many) are open one at a time."""
+        return bool(_lib.hami_part_one_context(self._struct(), _Part(*process), count))
 
     def context(self, process: tuple[int, int], count: int, now_ns: int) -> tuple[int, int]:
         """Returns which of ``count`` contexts of the process (number, of so many) is open, and until when."""
@@ -369,3 +389,13 @@ def use_costs(
 def worked(before: int, works: bool) -> int:
     """Returns of how many of its samples something had work, permille, after one more."""
     return int(_lib.hami_part_worked(before, works))
+
+
+def filled(before: int, stay_ns: int, timeslice_ns: int) -> int:
+    """Returns how much of its timeslices a process uses, permille, after one more stay."""
+    return int(_lib.hami_part_filled(before, stay_ns, timeslice_ns))
+
+
+def counts(filled_permille: int) -> int:
+    """Returns for how much of a process one counts that says so, permille."""
+    return int(_lib.hami_part_counts(filled_permille))

@@ -157,9 +157,12 @@ def test_a_servers_timeslice_follows_from_its_cores_beside_others(
 def test_the_processes_of_a_tenant_divide_its_timeslice_unless_it_would_be_too_short(
     cores: int, processes: int
 ) -> None:
-    whole, each = a.Terms(cores).timeslice_us(), a.Terms(cores).timeslice_us(processes)
-    assert each == max(200, whole // processes)
-    assert a.Terms(cores).timeslice_us(0) == whole
+    beside, alone = (a.Terms(cores, others_least_percent=others) for others in (50, 0))
+    whole, each = beside.timeslice_us(), beside.timeslice_us(processes)
+    assert each == max(200, (whole + 230) // processes - 230), "each has a change of its own"
+    if processes > 1:
+        assert alone.timeslice_us(processes) == max(2048, each), "the driver's, where nobody else waits"
+    assert beside.timeslice_us(0) == whole == alone.timeslice_us()
 
 
 SLICE_US = st.integers(1, 2**32 - 1) | st.integers(1, 100_000)
@@ -292,7 +295,7 @@ def test_a_process_that_is_alone_or_beside_nobody_latency_critical_has_all_of_th
     count: int, now: int, latency: bool
 ) -> None:
     assert a.Terms(50, latency_others=1).part(0, count, now) == (True, 2**63 - 1)
-    assert a.Terms(50, latency_others=0).part(0, 5, now) == (True, 2**63 - 1)
+    assert a.Terms(50, others_least_percent=50).part(0, 5, now) == (True, 2**63 - 1), "all have long timeslices"
     assert a.Terms(50, latency=latency, latency_others=1).part(1, 5, now)[0] or not latency
 
 

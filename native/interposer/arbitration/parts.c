@@ -2,6 +2,7 @@
 #include "arbitration/parts.h"
 
 #include "arbitration/budget.h"
+#include "arbitration/mean.h"
 
 /* ns. A change of parts leaves the GPU idle for 0.35 to 1 ms on an H200. */
 #define PART_LEAST 4000000ll
@@ -9,6 +10,7 @@
 #define CONTEXT_LEAST 10000000ll
 /* Within so many rounds each has a part: well within the second for which a process that was busy counts as such. */
 #define ROUNDS_MOST 16
+#define CORES_A_ROUND 2 /* the same processes are open for a round for each so many */
 
 /* A piece of time, ns, and its number among all that are divided like it. */
 struct piece {
@@ -47,6 +49,64 @@ static bool divides_turn(const struct hami_terms *terms, const struct hami_part 
 	return terms->latency_others && !terms->latency && part->count >= 2;
 }
 
+/* Returns for how many common rounds the same ones are open: each change lets the tenant's own round begin anew. */
+static uint32_t rounds_each(const struct hami_terms *terms)
+{
+	const uint32_t rounds = terms->cores_percent / CORES_A_ROUND;
+	return rounds < 1 ? 1 : rounds < ROUNDS_MOST ? rounds : ROUNDS_MOST;
+}
+
+/* Returns how many processes are open in a round; each is in one of ROUNDS_MOST. */
+static uint32_t at_once(const struct hami_terms *terms, const struct hami_part *part)
+{
+	const uint32_t most = hami_terms_at_once(terms),
+		       least = part->count * rounds_each(terms) / ROUNDS_MOST + 1;
+	return most > least ? most : least;
+}
+
+static bool is_crowded(const struct hami_terms *terms, const struct hami_part *part)
+{
+	return !terms->latency_others && part->count > at_once(terms, part);
+}
+
+/* Returns which of the pieces of so many common rounds `now` is in. */
+static struct piece rounds_at(uint32_t rounds, int64_t now)
+{
+	const int64_t length = rounds * HAMI_ROUND_NS, begin = now - now % length;
+	return (struct piece){now / length, begin, begin + length};
+}
+
+/* Returns whether the process is among those that are open in this round. */
+static bool in_round(const struct hami_terms *terms, const struct hami_part *part, int64_t now,
+		     int64_t *until)
+{
+	if (!is_crowded(terms, part) || part->rank >= part->count)
+		return true;
+	const struct piece piece = rounds_at(rounds_each(terms), now);
+	const uint32_t open = at_once(terms, part);
+	const int64_t first = piece.number % part->count * open % part->count;
+	*until = piece.end;
+	return (part->rank + part->count - first) % part->count < open;
+}
+
+uint32_t hami_part_sharers(const struct hami_terms *terms, const struct hami_part *part, uint32_t sharers)
+{
+	if (!is_crowded(terms, part))
+		return sharers;
+	const uint64_t open = (uint64_t)at_once(terms, part) * HAMI_PART_FULL;
+	return open < sharers ? (uint32_t)open : sharers;
+}
+
+bool hami_part_one_context(const struct hami_terms *terms, const struct hami_part *part, uint32_t count)
+{
+	if (count < 2 || terms->latency)
+		return false;
+	if (terms->latency_others)
+		return true;
+	const uint32_t most = at_once(terms, part), processes = part->count < most ? part->count : most;
+	return (uint64_t)(processes ? processes : 1) * count > most;
+}
+
 /* Returns of how many parts of the turn one is a process's. */
 static int64_t own_of(const struct hami_part *part, int64_t parts)
 {
@@ -57,7 +117,7 @@ bool hami_part_open(const struct hami_terms *terms, const struct hami_part *part
 {
 	*until = INT64_MAX;
 	if (!divides_turn(terms, part))
-		return true;
+		return in_round(terms, part, now, until);
 	const struct piece turn = turn_at(terms, now);
 	const int64_t parts = parts_of(&turn, PART_LEAST, part->count), own = own_of(part, parts);
 	const struct piece piece = part_at(&turn, parts, now);
@@ -71,6 +131,12 @@ uint32_t hami_part_context(const struct hami_terms *terms, const struct hami_par
 	*until = INT64_MAX;
 	if (count < 2)
 		return 0;
+	if (!terms->latency_others) {
+		const struct piece piece = rounds_at(1, now);
+		*until = piece.end;
+		return (uint32_t)(piece.number /
+				  (is_crowded(terms, part) ? part->count * rounds_each(terms) : 1) % count);
+	}
 	const struct piece turn = turn_at(terms, now);
 	struct piece own = turn;
 	if (divides_turn(terms, part)) {
@@ -81,6 +147,30 @@ uint32_t hami_part_context(const struct hami_terms *terms, const struct hami_par
 	const struct piece piece = part_at(&own, parts_of(&own, CONTEXT_LEAST, count), now);
 	*until = now < piece.end ? piece.end : turn.begin + HAMI_ROUND_NS;
 	return (uint32_t)(piece.number % count);
+}
+
+uint32_t hami_part_filled(uint32_t filled, int64_t stay, int64_t timeslice)
+{
+	const int64_t all = HAMI_PART_FULL;
+	if (stay < 0 || timeslice <= 0)
+		return filled;
+	timeslice = hami_sensible(timeslice);
+	const int64_t now = stay >= timeslice ? all : stay * all / timeslice;
+	const int64_t before = filled < HAMI_PART_FULL ? filled : all;
+	return (uint32_t)(now > before ? now : (15 * before + now) / 16);
+}
+
+uint32_t hami_part_counts(uint32_t filled)
+{
+	return filled < HAMI_PART_FULL / 4 * 3 ? filled : HAMI_PART_FULL;
+}
+
+uint32_t hami_part_settled(uint32_t before, uint32_t now)
+{
+	before = before > HAMI_PART_FULL ? before : HAMI_PART_FULL;
+	now = now > HAMI_PART_FULL ? now : HAMI_PART_FULL;
+	const uint32_t differs = now > before ? now - before : before - now;
+	return differs > before / 16 ? now : before;
 }
 
 uint32_t hami_part_worked(uint32_t worked, bool works)

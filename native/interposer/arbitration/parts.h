@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which process of a tenant works when, beside somebody latency-critical. There all timeslices are as short as can be, so
- * two processes with work would change places all the time and get nothing done: a change takes twenty times as long as
- * such a timeslice. So they divide the tenant's turn in parts, and each has one for itself. So do the contexts of one
- * process, which have timeslices of their own, with the time of the process.
+ * How the processes of a tenant divide its time. The GPU serves each of them once in a round, so they divide the tenant's
+ * timeslice: those that use all of theirs in equal parts of what the others leave. Where that is too short for all of them
+ * they are open in turns, a round each. Contexts of one process have timeslices of their own, and divide those of the process.
+ *
+ * Beside somebody latency-critical all timeslices are as short as can be, so two processes with work would change places all
+ * the time and get nothing done: a change takes twenty times as long as such a timeslice. So they divide the tenant's turn in
+ * parts, and each has one for itself. So do the contexts of one process, with the time of the process.
  *
  * Pure: no clock, no system call, no state of its own.
  */
@@ -11,18 +14,26 @@
 #define HAMI_PARTS_H
 #include "arbitration/terms.h"
 
-/* A process among those of its tenant that have work most of the time: its number, from 0, and how many there are. */
+/* A process among those that divide a time: its number, from 0, and how many there are. */
 struct hami_part {
-	uint32_t rank, count; /* count 0 or 1: it has the whole turn */
+	uint32_t rank, count; /* count 0 or 1, or rank >= count: all of the time is its own */
 };
 
 /*
- * Returns whether it is the process's part of its tenant's turn at `now`, ns of the clock that all tenants share; sets when
- * that may change. A turn has no more parts than are worth a change: with more processes each has one every few rounds, and
- * of very many some have theirs together.
+ * Returns whether it is the process's part of its tenant's time at `now`, ns of the clock that all tenants share; sets when
+ * that may change. Beside somebody latency-critical it is one among those of its job that have work most of the time. A turn
+ * has no more parts than are worth a change: with more processes each has one every few rounds, and of very many some have
+ * theirs together. Elsewhere it is one among those of its step that use most of their timeslices, of whom as many are open in
+ * a round as can have a timeslice that is worth its change.
  */
 bool hami_part_open(const struct hami_terms *terms, const struct hami_part *part, int64_t now,
 		    int64_t *until);
+
+/* Returns how many of the step's processes divide a timeslice, permille, of `sharers` if all were open. */
+uint32_t hami_part_sharers(const struct hami_terms *terms, const struct hami_part *part, uint32_t sharers);
+
+/* Returns whether the process's contexts with work, so many, are open one at a time: all at once each had too short a time. */
+bool hami_part_one_context(const struct hami_terms *terms, const struct hami_part *part, uint32_t count);
 
 /*
  * Returns which one of `count` contexts with work, numbered from 0, is open at `now`, while its process is; sets when that may
@@ -35,5 +46,21 @@ uint32_t hami_part_context(const struct hami_terms *terms, const struct hami_par
 #define HAMI_PART_BUSY 250
 /* Returns the moving mean of that after one more sample. */
 uint32_t hami_part_worked(uint32_t worked, bool works);
+
+/* What a process says that uses all of its timeslices, and one of which nothing is known: permille. */
+#define HAMI_PART_FULL 1000u
+#define HAMI_PART_MOST (HAMI_PART_FULL / 2) /* who says more uses most of them */
+/*
+ * Returns how much of its timeslices a process uses, permille, after a stay on the engine of so long, ns, that no pause
+ * ended. It rises at once and falls slowly: what a process takes beyond what it says its job takes from others.
+ */
+uint32_t hami_part_filled(uint32_t filled, int64_t stay, int64_t timeslice);
+/* Returns for how much of a process one counts that says so, whatever it wrote, permille: nearly all is all. */
+uint32_t hami_part_counts(uint32_t filled);
+/*
+ * Returns how many divide a timeslice by a new count, permille. What differs little from before is before: timeslices that
+ * change cut the stay of whoever is on the engine.
+ */
+uint32_t hami_part_settled(uint32_t before, uint32_t now);
 
 #endif

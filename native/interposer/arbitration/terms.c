@@ -3,6 +3,7 @@
 
 #include "arbitration/budget.h"
 #include "arbitration/greed.h"
+#include "arbitration/parts.h"
 #include "arbitration/slice.h"
 
 /*
@@ -15,6 +16,7 @@
 #define MANY_CAPS 8
 #define SLICE_OF_LEAST 6000u /* of the tenant with the least, as far as that goes */
 #define SLICE_LEAST 200u
+#define CHANGE 230u /* of tenants, or of processes of one */
 /* Of the time, beside several latency-critical tenants: changes of tenant, and what averages miss. */
 #define CHANGES_PERCENT 3u
 /* Longer than any request, so that it is not interrupted by others once it has begun. */
@@ -107,30 +109,54 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 	};
 }
 
-uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
+/* Returns the part of a time, us, for one of the sharers, permille, of whom each needs `each` more of it. */
+static uint32_t part_of(uint32_t us, uint32_t sharers, uint32_t each)
 {
-	parts = parts && !terms->of_server ? parts : 1;
+	const uint64_t part = ((uint64_t)us + each) * HAMI_PART_FULL / sharers;
+	return part > each ? (uint32_t)part - each : 0;
+}
+
+uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t sharers)
+{
+	sharers = sharers > HAMI_PART_FULL && !terms->of_server ? sharers : HAMI_PART_FULL;
 	if (!terms->latency && terms->latency_others)
 		return SLICE_BESIDE_LATENCY;
 	if (terms->of_server && !terms->others_least_percent)
 		return HAMI_DRIVERS_SLICE_US;
 	if (terms->latency && terms->latency_above)
-		return within(SLICE_LATENCY_BELOW / parts, HAMI_SLICE_US_LEAST, SLICE_LATENCY_BELOW);
+		return within(part_of(SLICE_LATENCY_BELOW, sharers, 0), HAMI_SLICE_US_LEAST,
+			      SLICE_LATENCY_BELOW);
 	if (terms->latency && terms->latency_others && terms->greedy)
-		return within(terms->cores_percent * SLICE_LATENCY_GREEDY / parts, HAMI_SLICE_US_LEAST,
-			      SLICE_LATENCY);
+		return within(part_of(terms->cores_percent * SLICE_LATENCY_GREEDY, sharers, 0),
+			      HAMI_SLICE_US_LEAST, SLICE_LATENCY);
 	if (terms->slice_us && !terms->latency_others && !terms->of_server)
-		return within(terms->slice_us / parts, HAMI_CLASS_SLICE_US_MIN, HAMI_CLASS_SLICE_US_MAX);
+		return within(part_of(terms->slice_us, sharers, 0), HAMI_CLASS_SLICE_US_MIN,
+			      HAMI_CLASS_SLICE_US_MAX);
 	if (terms->latency)
 		return SLICE_LATENCY;
 	if (terms->beside_slice_us)
-		return within(terms->beside_slice_us / parts, SLICE_LEAST, HAMI_CLASS_SLICE_US_MAX);
+		return within(part_of(terms->beside_slice_us, sharers, 0), SLICE_LEAST,
+			      HAMI_CLASS_SLICE_US_MAX);
 	if (terms->policy == HAMI_POLICY_NONE && !terms->of_server)
-		return parts > 1 && terms->others_least_percent
-			       ? within(HAMI_DRIVERS_SLICE_US / parts, SLICE_LEAST, HAMI_DRIVERS_SLICE_US)
+		return sharers > HAMI_PART_FULL && terms->others_least_percent
+			       ? within(part_of(HAMI_DRIVERS_SLICE_US, sharers, 0), SLICE_LEAST,
+					HAMI_DRIVERS_SLICE_US)
 			       : 0;
-	uint32_t slice = terms->cores_percent * slice_per_percent(terms) / parts;
-	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
+	const uint32_t slice = part_of(terms->cores_percent * slice_per_percent(terms), sharers, CHANGE);
+	const bool is_free = terms->policy == HAMI_POLICY_BURST && !terms->others_least_percent;
+	const uint32_t shortest = is_free && sharers > HAMI_PART_FULL ? HAMI_DRIVERS_SLICE_US : SLICE_LEAST;
+	return slice < shortest ? shortest : slice;
+}
+
+uint32_t hami_terms_at_once(const struct hami_terms *terms)
+{
+	const bool follows = !terms->latency && !terms->latency_others && !terms->of_server &&
+			     !terms->in_step && terms->policy != HAMI_POLICY_NONE && !terms->slice_us &&
+			     !terms->beside_slice_us;
+	if (!follows || !terms->others_least_percent)
+		return UINT32_MAX;
+	const uint32_t all = terms->cores_percent * slice_per_percent(terms) + CHANGE;
+	return within(all / (SLICE_LEAST + CHANGE), 1, UINT32_MAX);
 }
 
 uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms)
@@ -149,9 +175,9 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 	return others_least(terms) * slice_per_percent(terms);
 }
 
-uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes)
+uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t sharers)
 {
-	return processes <= 1 || terms->of_server ? within(terms->only_other_percent, 0, 100) : 0;
+	return sharers <= HAMI_PART_FULL || terms->of_server ? within(terms->only_other_percent, 0, 100) : 0;
 }
 
 uint32_t hami_terms_latency_share(const struct hami_terms *terms)

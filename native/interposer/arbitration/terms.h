@@ -56,12 +56,19 @@ struct hami_terms {
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step);
 
 /*
- * Returns the timeslice of one of `parts` processes, or contexts of them, that share the terms, in microseconds; 0: the
- * driver's. They divide the tenant's; clients of an MPS server do not, as all of them set the server's. Beside somebody
+ * Returns the timeslice of one of those processes, or contexts of them, that share the terms, in microseconds; 0: the
+ * driver's. `sharers`: how many make the same of it together, permille (hami_part_counts()). They divide the tenant's, and
+ * what their changes take is the tenant's own; clients of an MPS server do not, as all of them set the server's. Beside somebody
  * latency-critical the class's own does not count: it is short, but for a latency-critical tenant whom nobody comes before,
  * and that is not greedy.
  */
-uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts);
+uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t sharers);
+
+/*
+ * Returns how many of the tenant's processes can divide its timeslice so that each has one that is worth its change;
+ * UINT32_MAX: any number, as nobody else is on the GPU, or timeslices do not follow from cores.
+ */
+uint32_t hami_terms_at_once(const struct hami_terms *terms);
 
 /*
  * Returns the timeslice of what copies between the GPU and the host, microseconds; 0: the driver's, of about a millisecond.
@@ -76,9 +83,9 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms);
 
 /*
  * Returns the cores of the only other tenant; 0 where there is none, where there are several, or where the tenant has
- * several processes, which are others to one another unless they have one MPS server.
+ * several processes at work, which are others to one another unless they have one MPS server.
  */
-uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes);
+uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t sharers);
 
 /*
  * Returns whether the tenants' timeslices are longer than usual, as there are many caps and some are small. Then each stay

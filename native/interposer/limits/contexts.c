@@ -71,7 +71,7 @@ int64_t hami_contexts_plan(struct hami_contexts *c, unsigned int slice, const st
 	c->watches = watches;
 	const uint32_t count = list_competing(c, slice, list);
 	c->competing = count;
-	if (!terms->latency_others || terms->latency) {
+	if (!hami_part_one_context(terms, part, count)) {
 		c->open = 0;
 		c->paused_count = 0;
 		return INT64_MAX;

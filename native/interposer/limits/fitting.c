@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "arbitration/budget.h"
+#include "arbitration/parts.h"
 #include "base/log.h"
 #include "driver/rm_objects.h"
 #include "limits/channels.h"
@@ -37,9 +38,8 @@ void hami_fitting_set(struct hami_fitting *f, struct hami_terms *terms, uint32_t
 {
 	set_copies(f, terms);
 	unsigned int groups = hami_objects_started_ever(f->slice_index);
-	f->processes = hami_region_step_processes(f->region);
 	terms->greedy = f->greed.greedy;
-	f->longest_us = hami_terms_timeslice_us(terms, f->processes * (contexts > 1 ? contexts : 1));
+	f->longest_us = hami_terms_timeslice_us(terms, f->sharers * (contexts > 1 ? contexts : 1));
 	uint32_t wanted = hami_slice_us(&f->slice, f->longest_us);
 	if (terms->of_server)
 		wanted = hami_server_timeslice(f->slice_index, rests ? f->longest_us : wanted);
@@ -121,5 +121,5 @@ bool hami_fitting_yields(const struct hami_fitting *f, const struct hami_terms *
 uint32_t hami_fitting_others_us(const struct hami_fitting *f, const struct hami_terms *terms)
 {
 	uint32_t us = hami_terms_others_timeslice_us(terms);
-	return f->processes > 1 && f->longest_us < us && !terms->of_server ? f->longest_us : us;
+	return f->sharers > HAMI_PART_FULL && f->longest_us < us && !terms->of_server ? f->longest_us : us;
 }

@@ -27,7 +27,7 @@ struct hami_fitting {
 	int64_t server_used; /* by the MPS server */
 	int64_t step;        /* the next fit at the latest */
 	uint32_t longest_us; /* the timeslice of the terms */
-	uint32_t processes;  /* of the step, that divide it */
+	uint32_t sharers;    /* processes that divide it, permille */
 	uint32_t timeslice;  /* us, that the channels have */
 	uint32_t copy_timeslice;
 	unsigned int groups, copying;           /* that have them */

@@ -47,7 +47,7 @@ struct keeper {
 	struct hami_region *region; /* the slice's */
 	struct hami_terms terms;
 	struct hami_fitting fitting;
-	struct hami_part part; /* of the turn, among the job's processes */
+	struct hami_part part; /* of the turn, or of the rounds, among the job's processes */
 	uint32_t worked;       /* of its samples, permille, as a moving mean */
 	bool pauses;           /* the policy's way to keep a cap; false: timeslices alone */
 	bool rests;            /* it has nothing to do */
@@ -101,19 +101,28 @@ static bool set_open(struct keeper *k, bool open)
 	return true;
 }
 
+/* Returns how many contexts divide the process's timeslice. */
+static uint32_t dividing_contexts(const struct keeper *k)
+{
+	return k->pauses && k->contexts.open ? 1 : k->contexts.competing;
+}
+
 static void set_timeslices(struct keeper *k)
 {
-	hami_fitting_set(&k->fitting, &k->terms, k->contexts.competing, k->rests);
+	hami_fitting_set(&k->fitting, &k->terms, dividing_contexts(k), k->rests);
 }
 
 static void read_terms(struct keeper *k)
 {
 	k->terms = hami_terms_read(k->region->job, k->region->step);
-	struct hami_part part = {0};
-	if ((k->terms.latency_others || k->terms.of_server) && hami_region_processes(k->region) > 1)
-		part = hami_region_part(k->region, hami_clock_shared() - BUSY_NS);
-	k->part = k->terms.of_server ? (struct hami_part){0} : part;
-	k->busy_clients = k->terms.of_server ? part.count : 0;
+	struct hami_crowd crowd = hami_region_crowd(k->region, hami_clock_shared() - BUSY_NS);
+	k->part = k->terms.latency_others ? crowd.of_job : crowd.of_step;
+	if (k->terms.of_server)
+		k->part = (struct hami_part){0};
+	k->busy_clients = k->terms.of_server ? crowd.of_job.count : 0;
+	if (k->pauses)
+		crowd.sharers = hami_part_sharers(&k->terms, &k->part, crowd.sharers);
+	k->fitting.sharers = hami_part_settled(k->fitting.sharers, crowd.sharers);
 	set_timeslices(k);
 }
 
@@ -133,10 +142,11 @@ static void count(struct keeper *k, int64_t steady)
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
 				 .capped = hami_terms_cap(&k->terms) < 100,
 				 .others_least_percent = k->terms.others_least_percent,
-				 .other_percent = hami_terms_other_percent(&k->terms, k->fitting.processes),
+				 .other_percent = hami_terms_other_percent(&k->terms, k->fitting.sharers),
 				 .can_yield = k->pauses && k->terms.turn_length};
 	struct hami_presence presence = {.elapsed = seen.elapsed, .slice = 1000ll * k->fitting.timeslice};
 	hami_meter_count(k->slice_index, shared, &lengths, &seen, &presence);
+	hami_region_note_filled(k->region, hami_meter_filled(k->slice_index));
 	k->fitting.server_used += seen.used;
 	if (k->busy_clients > 1)
 		seen.used /= k->busy_clients; /* the job's other clients count the same time */
@@ -155,7 +165,7 @@ static void count(struct keeper *k, int64_t steady)
 	k->shut = hami_region_spend(k->region, &spent, &wait);
 	k->said = seen.held_back == k->shut ? k->said : shared;
 	seen.held_back = seen.held_back || k->shut;
-	hami_fitting_count(&k->fitting, &k->terms, &seen, of_job.cores_percent, k->contexts.competing);
+	hami_fitting_count(&k->fitting, &k->terms, &seen, of_job.cores_percent, dividing_contexts(k));
 	k->counted = steady;
 	k->change = wait > HAMI_NS_PER_S ? steady + HAMI_NS_PER_S : steady + wait;
 	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(spent.step_cap) / 4;
@@ -174,6 +184,7 @@ static void rest(struct keeper *k)
 	const int64_t begun = hami_clock_steady();
 	hami_log(2, "nothing to do on the GPU; the keeper rests%s\n", hami_slice_place(k->slice_index));
 	hami_ending_works(k->slice_index, false);
+	hami_region_note_filled(k->region, 0);
 	k->rests = true;
 	for (;;) {
 		if (hami_launched_wait(k->slice_index, hami_objects_started(k->slice_index)

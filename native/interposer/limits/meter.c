@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "arbitration/budget.h"
+#include "arbitration/parts.h"
 #include "arbitration/use.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -29,16 +30,18 @@ static struct meter {
 	size_t sample_count;
 	struct hami_switch own[SAMPLES]; /* without the driver's: when the channels were opened and paused */
 	size_t own_count;
-	bool told;                             /* the driver tells the switches */
-	int error;                             /* why it does not; said once */
-	int64_t asked;                         /* steady: when it was last asked to */
-	int64_t looked;                        /* steady: when NVML was last asked */
-	bool used_lately;                      /* its answer */
-	int64_t launched;                      /* steady: when a launch was last noticed */
-	int64_t paused;                        /* since when the channels are; 0: they are open */
-	int64_t resumed;                       /* when they were last opened */
-	int64_t pause;                         /* for so long they were, until then, and it is not counted */
-	int64_t interrupted, waited;           /* when others last took the engine from it, and it theirs */
+	bool told;                   /* the driver tells the switches */
+	int error;                   /* why it does not; said once */
+	int64_t asked;               /* steady: when it was last asked to */
+	int64_t looked;              /* steady: when NVML was last asked */
+	bool used_lately;            /* its answer */
+	int64_t launched;            /* steady: when a launch was last noticed */
+	int64_t paused;              /* since when the channels are; 0: they are open */
+	int64_t resumed;             /* when they were last opened */
+	int64_t pause;               /* for so long they were, until then, and it is not counted */
+	int64_t interrupted, waited; /* when others last took the engine from it, and it theirs */
+	int64_t came;                /* to the engine; 0: it is not there, or it is not known since when */
+	uint32_t unfilled;           /* of its timeslices, permille: begins as 0 */
 	struct hami_switch switches[SWITCHES]; /* of the last read */
 } meters[HAMI_SLICES];
 
@@ -162,6 +165,19 @@ static void note_contention(struct meter *m, long count)
 	}
 }
 
+/* Learns from its stays how much of its timeslices it uses, `slice` ns; not from one that its own pause ended. */
+static void note_stays(struct meter *m, long count, int64_t slice)
+{
+	for (long i = 0; i < count; i++) {
+		const struct hami_switch *s = &m->switches[i];
+		const bool is_cut = m->paused && s->at >= m->paused;
+		if (!s->on && m->came && !is_cut)
+			m->unfilled = HAMI_PART_FULL -
+				      hami_part_filled(HAMI_PART_FULL - m->unfilled, s->at - m->came, slice);
+		m->came = s->on ? s->at : 0;
+	}
+}
+
 /* Counts how often it came to the engine after somebody who is no process of its own job, and for how long it was paused. */
 static void count_arrivals(struct meter *m, long count, struct hami_presence *presence)
 {
@@ -204,6 +220,7 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 		m->told ? hami_switches_read(slice_of(m), m->switches, SWITCHES, lengths, &seen->stays) : 0;
 	if (count >= 0 && m->told) {
 		note_contention(m, count);
+		note_stays(m, count, lengths->own_slice);
 		count_arrivals(m, count, presence);
 		count = end_paused(m, count, now);
 	}
@@ -222,6 +239,11 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 	presence->used = seen->used;
 	presence->others = seen->stays.got;
 	m->sample_count = m->own_count = 0;
+}
+
+uint32_t hami_meter_filled(unsigned int slice)
+{
+	return HAMI_PART_FULL - meters[slice].unfilled;
 }
 
 void hami_meter_forked(void)

@@ -29,6 +29,8 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
  * for others; false when not told.
  */
 bool hami_meter_contended(unsigned int slice, int64_t now, bool by_waiting);
+/* Returns how much of its timeslices the process uses, permille (hami_part_filled()). */
+uint32_t hami_meter_filled(unsigned int slice);
 /* In a forked child. */
 void hami_meter_forked(void);
 

@@ -35,24 +35,43 @@ void hami_region_note_busy(struct hami_region *region, int64_t now)
 		__atomic_store_n(&region->usage->slots[slot].busy_unix_ns, (uint64_t)now, __ATOMIC_RELAXED);
 }
 
-struct hami_part hami_region_part(struct hami_region *region, int64_t since)
+void hami_region_note_filled(struct hami_region *region, uint32_t filled)
+{
+	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);
+	if (slot >= 0)
+		__atomic_store_n(&region->usage->slots[slot].filled_permille, filled, __ATOMIC_RELAXED);
+}
+
+struct hami_crowd hami_region_crowd(struct hami_region *region, int64_t since)
 {
 	const int32_t own = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);
-	uint32_t left = hami_region_processes(region);
-	struct hami_part part = {0};
+	const struct hami_usage_slot *slots = region->usage->slots;
+	const uint32_t processes = hami_region_processes(region);
+	uint32_t left = processes > 1 ? processes : 0;
+	struct hami_crowd crowd = {.of_step.rank = UINT32_MAX};
 	bool is_busy = false;
 	for (int32_t i = 0; own >= 0 && i < (int32_t)HAMI_USAGE_SLOT_COUNT && left; i++) {
-		const struct hami_usage_slot *slot = &region->usage->slots[i];
-		if (PEEK(slot->state) != 1)
+		if (PEEK(slots[i].state) != 1)
 			continue;
 		left--;
-		if (PEEK(slot->busy_unix_ns) - (uint64_t)since > FUTURE_NS) /* before, or of another clock */
+		if (PEEK(slots[i].busy_unix_ns) - (uint64_t)since >
+		    FUTURE_NS) /* before, or of another clock */
 			continue;
 		is_busy = is_busy || i == own;
-		part.rank += i < own;
-		part.count++;
+		crowd.of_job.rank += i < own;
+		crowd.of_job.count++;
+		if (PEEK(slots[i].step_row) != PEEK(slots[own].step_row))
+			continue;
+		const uint32_t counts = hami_part_counts(PEEK(slots[i].filled_permille));
+		crowd.sharers += counts;
+		if (counts < HAMI_PART_MOST)
+			continue;
+		if (i == own)
+			crowd.of_step.rank = crowd.of_step.count;
+		crowd.of_step.count++;
 	}
-	return is_busy ? part : (struct hami_part){0};
+	crowd.of_job = is_busy ? crowd.of_job : (struct hami_part){0};
+	return crowd;
 }
 
 void hami_region_lacking(struct hami_region *region)

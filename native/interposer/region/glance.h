@@ -23,8 +23,18 @@ uint64_t hami_region_time_used(const struct hami_region *region);
 /* Notes that this process has work on the GPU for a good part of its time, at `now` (hami_clock_shared()). */
 void hami_region_note_busy(struct hami_region *region, int64_t now);
 
-/* Returns this process's place among those of the job of which that was noted since `since`; of none if it is not. */
-struct hami_part hami_region_part(struct hami_region *region, int64_t since);
+/* Notes how much of its timeslices this process uses, permille (hami_part_filled()). */
+void hami_region_note_filled(struct hami_region *region, uint32_t filled);
+
+/* The processes that have work. */
+struct hami_crowd {
+	struct hami_part of_job; /* this one among those of the job; all zeros: it is none of them */
+	struct hami_part
+		of_step; /* among those of its step that use most of their timeslices; rank >= count: it is none */
+	uint32_t sharers; /* of the step: the sum of hami_part_counts() */
+};
+/* Returns the job's processes of which work was noted since `since`; none where the job has one process. */
+struct hami_crowd hami_region_crowd(struct hami_region *region, int64_t since);
 
 /* Counts a request that the limits allowed and the driver refused. */
 void hami_region_lacking(struct hami_region *region);

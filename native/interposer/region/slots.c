@@ -40,12 +40,12 @@ static void fill(struct hami_usage_slot *s, uint32_t state, uint32_t pid, uint32
 	POKE(s->gpu_busy_ns, 0);
 	POKE(s->throttled_ns, 0);
 	s->peak_bytes = 0;
-	s->reserved = 0;
 	/* Of the last process: one that was killed may have said that its memory is away. */
 	POKE(s->swap_state, HAMI_SWAPPED_GPU);
 	POKE(s->swap_count, 0);
 	POKE(s->swapped_bytes, 0);
 	POKE(s->busy_unix_ns, 0);
+	POKE(s->filled_permille, 0);
 	POKE(s->state, state);
 }
 

@@ -116,6 +116,7 @@ static void strange_terms(void)
 					.latency_above = words[i / n],
 					.turn_begin_permille = words[i / n],
 					.turn_length_permille = words[i % n],
+					.others_least_cores = i % 2 ? words[i % n] : 0,
 					.latency_cores = words[i % n],
 					.slice_us = i % 3 ? 0 : words[i / n]};
 		struct hami_terms t = hami_terms_read(&r, &r);

@@ -29,6 +29,10 @@ static void judge_turn(const struct numbers *n)
 {
 	const struct hami_terms terms = {.latency_others = n->contended & 1,
 					 .latency = n->shut & 1,
+					 .cores_percent = n->percent,
+					 .policy = n->several & 1,
+					 .others_least_percent = n->several >> 1,
+					 .others_capped = n->several,
 					 .turn_begin = n->turn_begin,
 					 .turn_length = n->turn_length};
 	const bool takes_turns = terms.latency_others && !terms.latency;
@@ -38,11 +42,17 @@ static void judge_turn(const struct numbers *n)
 	int64_t until;
 	bool open = hami_part_open(&terms, &part, now, &until);
 	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
-	CHECK(open || (takes_turns && part.count > 1));
+	CHECK(open || (part.count > 1 && (takes_turns || (!terms.latency && part.rank < part.count))));
 	const uint32_t contexts = (uint32_t)n->used;
 	const uint32_t context = hami_part_context(&terms, &part, contexts, now, &until);
 	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
 	CHECK(context < contexts || (contexts == 0 && context == 0));
+	CHECK(!hami_part_one_context(&terms, &part, contexts) || (contexts > 1 && !terms.latency));
+	const uint32_t sharers = (uint32_t)n->late, together = hami_part_sharers(&terms, &part, sharers);
+	CHECK(together <= sharers && (together == sharers || part.count > 1));
+	const uint32_t filled = hami_part_filled(n->rank, n->stay, n->usual), counts = hami_part_counts(filled);
+	CHECK(n->stay < 0 || n->usual <= 0 || filled <= HAMI_PART_FULL);
+	CHECK(counts <= HAMI_PART_FULL && (counts >= filled || filled > HAMI_PART_FULL));
 	for (int opens = 0; opens < 2; opens++)
 		CHECK(!hami_terms_waits(&terms, opens, n->late, &visit) ||
 		      (takes_turns && n->late < CHANGE_LATEST && visit.stay > 0));
