@@ -39,8 +39,10 @@ CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 		return result;
 	struct hami_view view;
 	hami_region_view(hami_slice_region((unsigned int)slice), &view);
-	*total_bytes = smaller(*total_bytes, view.limit);
-	*free_bytes = smaller(*free_bytes, view.free);
+	if (total_bytes) /* one of the two may be NULL */
+		*total_bytes = smaller(*total_bytes, view.limit);
+	if (free_bytes)
+		*free_bytes = smaller(*free_bytes, view.free);
 	return result;
 }
 
