@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/secure.h"
+#include "base/table.h"
 #include "driver/access.h"
 #include "hooks/mps.h"
 #include "limits/charge.h"
@@ -177,49 +178,62 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
-/* The body of a hook that destroys a context. */
-#define DESTROY(name, key, ...)                                                                              \
+/* Gives back what was charged for managed memory of a context that is gone. */
+static void release_managed(uint64_t owner)
+{
+	struct hami_sums sums = {0};
+	hami_table_take_owner(owner, &sums);
+	hami_memory_release_sums(&sums);
+}
+
+/* The body of a hook that destroys a context, and with `whole` the managed memory that was made in it. */
+#define DESTROY(name, key, whole, ...)                                                                       \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (!real)                                                                                           \
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
-	hami_known_end_context(key, true);                                                                   \
+	const uint64_t owner = hami_known_end_context(key, true);                                            \
 	CUresult result = real->name(__VA_ARGS__);                                                           \
 	hami_known_end_context(key, false);                                                                  \
+	if ((whole) && result == CUDA_SUCCESS)                                                               \
+		release_managed(owner);                                                                      \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 
 CUresult CUDAAPI cuCtxDestroy(CUcontext context)
 {
-	DESTROY(cuCtxDestroy, context, context);
+	DESTROY(cuCtxDestroy, context, true, context);
 }
 
 CUresult CUDAAPI cuCtxDestroy_v2(CUcontext context)
 {
-	DESTROY(cuCtxDestroy_v2, context, context);
+	DESTROY(cuCtxDestroy_v2, context, true, context);
 }
 
 /* Destroys it with its last reference. With another left, its work cannot be asked about any more. */
 CUresult CUDAAPI cuCtxDetach(CUcontext context)
 {
-	DESTROY(cuCtxDetach, context, context);
+	DESTROY(cuCtxDetach, context, false, context);
 }
 
 /* Takes the primary context in again, or forgets it, after a release of one of its users, or a reset. */
-static CUresult released(const struct real_cuda *real, CUdevice device, bool reset, CUresult result)
+static CUresult released(const struct real_cuda *real, CUdevice device, bool reset, uint64_t owner,
+			 CUresult result)
 {
 	unsigned int flags;
 	int active = 0;
 	int slice = hami_slice_of_device(device);
 	if (slice < 0)
 		return result;
-	if (!real->cuDevicePrimaryCtxGetState ||
-	    real->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
-		active = 0;
+	const bool told = real->cuDevicePrimaryCtxGetState &&
+			  real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS;
 	/* One that was reset has none of its events, retained or not. */
-	const bool gone = !active || (reset && result == CUDA_SUCCESS);
+	const bool ended = (told && !active) || (reset && result == CUDA_SUCCESS);
+	const bool gone = ended || !told;
+	if (ended)
+		release_managed(owner);
 	if (gone)
 		hami_trim_forget();
 	hami_known_leave((unsigned int)slice, &primary, false, gone);
@@ -235,9 +249,8 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	int slice = hami_slice_of_device(device);                                                            \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
-	if (slice >= 0)                                                                                      \
-		hami_known_leave((unsigned int)slice, &primary, true, false);                                \
-	CUresult result = released(real, device, reset, real->name(device));                                 \
+	const uint64_t owner = slice < 0 ? 0 : hami_known_leave((unsigned int)slice, &primary, true, false); \
+	CUresult result = released(real, device, reset, owner, real->name(device));                          \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 
@@ -282,9 +295,10 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources
 	return result;
 }
 
+/* Managed memory that was made in it is the primary context's. */
 CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx green)
 {
-	DESTROY(cuGreenCtxDestroy, green, green);
+	DESTROY(cuGreenCtxDestroy, green, false, green);
 }
 
 /* Names from before CUDA 3.2; see the end of memory.c. */
