@@ -149,6 +149,11 @@ def test_odd_programs_run_as_without_a_cap(program: str, tmp_path: Path, machine
     run(slice_of(tmp_path, machine, 20, "cap"), BUILD / "compute" / program)
 
 
+def test_a_thread_that_is_cancelled_while_libcuda_is_asked_holds_nobody_up(tmp_path: Path, machine: Machine) -> None:
+    program = BUILD / "compute/a_cancelled_thread_holds_nobody_up"
+    run(slice_of(tmp_path, machine, 20, "cap"), program, "captures", faults="cuCtxRecordEvent=0:delay_us=20000")
+
+
 def test_contexts_made_while_others_are_paused_are_paused_too(tmp_path: Path, machine: Machine) -> None:
     run_within(10, 35, slice_of(tmp_path, machine, 20, "cap"), KIND, "contexts", 2000, 0)
 

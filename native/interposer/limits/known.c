@@ -14,8 +14,12 @@ static _Thread_local uint64_t making; /* the number of the context that this thr
 
 void hami_known_wait(struct contexts *c, const void *key)
 {
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE,
+			       &state); /* a thread that ended here would keep the lock */
 	while (c->asked && (!key || c->asked == key))
 		pthread_cond_wait(&c->answered, &c->lock);
+	pthread_setcancelstate(state, NULL);
 }
 
 static struct known entry(struct contexts *c, CUcontext context, const void *key)
