@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from conformance import BUILD, REAL_GPU, Slice, make_slice, put
+from conformance import BUILD, REAL_GPU, Slice, compiled, make_slice, put
 
 from hami_hpc.contract import constants as c
 
@@ -153,6 +153,41 @@ def test_a_gate_holds_two_streams_with_rests_between(tmp_path: Path, machine: tu
         return shares(run(gated(tmp_path, machine, 20, next(names)), BUILD / "compute/two_streams", 1500, 20000))[0]
 
     measured(share, lambda seen: 5 < seen < 35)
+
+
+ALARMS = """
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stddef.h>
+#include <sys/time.h>
+static void handle(int number)
+{
+	(void)number;
+}
+__attribute__((constructor)) static void begin(void)
+{
+	sigaction(SIGALRM, &(struct sigaction){.sa_handler = handle}, NULL);
+	setitimer(ITIMER_REAL, &(struct itimerval){{0, 1000}, {0, 1000}}, NULL);
+}
+"""
+
+
+def test_a_gate_holds_a_program_whose_signals_interrupt_waits(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """As those of a profiler, each millisecond: it had 99 %."""
+    library = compiled(ALARMS, tmp_path / "libalarms.so")
+    made = gated(tmp_path, machine, 20, "job")
+    made.extra["LD_PRELOAD"] = f"{made.environment()['LD_PRELOAD']} {library}"
+    run_within(10, 30, made, SPIN, 1500, 1000)
+
+
+def test_a_gate_holds_contexts_that_launch_in_turn(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """They had 99 %."""
+    made = gated(tmp_path, machine, 20, "job")
+    run_within(10, 30, made, BUILD / "compute/contexts_in_turn", 1500, 2)
+
+
+def test_a_thread_that_is_cancelled_at_a_gate_holds_nobody_up(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    run(gated(tmp_path, machine, 20, "job"), BUILD / "compute/a_cancelled_thread_holds_nobody_up", "launches")
 
 
 @pytest.mark.parametrize(("mechanism", "least", "most"), [("duty", 20, 40), ("gate", 15, 45), ("slice", 80, 101)])

@@ -11,6 +11,7 @@
 #include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/ending.h"
+#include "limits/gate.h"
 #include "limits/hold.h"
 #include "limits/outstanding.h"
 #include "limits/swap.h"
@@ -178,10 +179,15 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
-/* Gives back what was charged for managed memory of a context that is gone. */
-static void release_managed(uint64_t owner)
+/* Forgets the events of a context that is gone and, with `whole`, gives back what was charged for its managed memory. */
+static void forget(uint64_t owner, bool whole)
 {
 	struct hami_sums sums = {0};
+	if (!owner)
+		return;
+	hami_gate_forget(owner);
+	if (!whole)
+		return;
 	hami_table_take_owner(owner, &sums);
 	hami_memory_release_sums(&sums);
 }
@@ -197,8 +203,8 @@ static void release_managed(uint64_t owner)
 	const uint64_t owner = hami_known_end_context(key, true);                                            \
 	CUresult result = real->name(__VA_ARGS__);                                                           \
 	hami_known_end_context(key, false);                                                                  \
-	if ((whole) && result == CUDA_SUCCESS)                                                               \
-		release_managed(owner);                                                                      \
+	if (result == CUDA_SUCCESS)                                                                          \
+		forget(owner, whole);                                                                        \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 
@@ -233,7 +239,7 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 	const bool ended = (told && !active) || (reset && result == CUDA_SUCCESS);
 	const bool gone = ended || !told;
 	if (ended)
-		release_managed(owner);
+		forget(owner, true);
 	if (gone)
 		hami_trim_forget();
 	hami_known_leave((unsigned int)slice, &primary, false, gone);
