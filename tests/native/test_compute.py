@@ -218,14 +218,15 @@ def test_contexts_that_come_and_go_keep_the_cap(tmp_path: Path, machine: tuple[P
     assert len(got) == 3
 
 
+@pytest.mark.parametrize("program", ["only_the_granted_gpu_opens", "green_contexts_open_the_granted_gpu"])
 @pytest.mark.parametrize("granted", [0, 1])
-def test_of_two_gpus_only_the_granted_one_opens(granted: int, tmp_path: Path) -> None:
+def test_of_two_gpus_only_the_granted_one_opens(granted: int, program: str, tmp_path: Path) -> None:
     directory = tmp_path / "two"
     subprocess.run([str(BUILD / "sim/sim-machine"), str(directory), "h200", "h200"], check=True, capture_output=True)
     text = (directory / "machine.conf").read_text()
     uuids = [word for word in text.replace("=", " ").split() if word.startswith("GPU-")]
     made = slice_of(tmp_path, (directory, uuids[granted]), 50, "cap")
-    run(made, BUILD / "compute/only_the_granted_gpu_opens", granted)
+    run(made, BUILD / "compute" / program, granted)
 
 
 def test_another_jobs_work_is_not_shown_as_ones_own(tmp_path: Path, machine: tuple[Path, str]) -> None:

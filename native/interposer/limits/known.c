@@ -73,6 +73,11 @@ static uint64_t owner(const struct contexts *c, uint64_t made)
 	return made * HAMI_SLICES + (uint64_t)(c - hami_known);
 }
 
+unsigned int hami_known_slice(uint64_t its_owner)
+{
+	return its_owner % HAMI_SLICES;
+}
+
 uint64_t hami_known_owner(unsigned int slice, CUcontext context)
 {
 	struct contexts *c = &hami_known[slice];

@@ -73,6 +73,8 @@ uint64_t hami_known_making(void);
 
 /* Returns the owner of what goes with a context (base/table.h), no other context's; 0: not known, or it may go at any moment. */
 uint64_t hami_known_owner(unsigned int slice, CUcontext context);
+/* Returns the slice that such a context is on. */
+unsigned int hami_known_slice(uint64_t its_owner);
 
 /* Returns the only context on a slice's GPU; NULL where there is none, or several. */
 CUcontext hami_known_only(unsigned int slice);

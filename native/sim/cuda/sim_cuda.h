@@ -163,6 +163,9 @@ void sim_read_visible(void);
 /* Enters the MIG device in the process's slot. False when it is gone. */
 bool sim_join_mig(void);
 bool sim_context_valid(const struct CUctx_st *context);
+CUresult sim_primary_retain(CUcontext *context, CUdevice device);
+/* Gives up a reference, or resets it. */
+CUresult sim_primary_end(CUdevice device, bool reset);
 
 /* Finds a stream by the application's handle, NULL and the special ones included, in the current context. */
 CUresult sim_stream(CUstream handle, struct CUstream_st **out);
