@@ -190,6 +190,12 @@ def test_a_thread_that_is_cancelled_at_a_gate_holds_nobody_up(tmp_path: Path, ma
     run(gated(tmp_path, machine, 20, "job"), BUILD / "compute/a_cancelled_thread_holds_nobody_up", "launches")
 
 
+def test_a_program_ends_by_a_signals_handler_while_it_waits_at_a_gate(
+    tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    run(gated(tmp_path, machine, 5, "job"), BUILD / "compute/ends_by_a_signal_while_it_waits")
+
+
 @pytest.mark.parametrize(("mechanism", "least", "most"), [("duty", 20, 40), ("gate", 15, 45), ("slice", 80, 101)])
 def test_a_mechanism_can_be_forced(
     mechanism: str, least: int, most: int, tmp_path: Path, machine: tuple[Path, str]
