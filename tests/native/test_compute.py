@@ -190,6 +190,10 @@ def test_a_thread_that_is_cancelled_at_a_gate_holds_nobody_up(tmp_path: Path, ma
     run(gated(tmp_path, machine, 20, "job"), BUILD / "compute/a_cancelled_thread_holds_nobody_up", "launches")
 
 
+def test_a_gate_spoils_no_capture(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    run(gated(tmp_path, machine, 20, "job"), BUILD / "compute/captures_are_never_spoilt")
+
+
 def test_a_program_ends_by_a_signals_handler_while_it_waits_at_a_gate(
     tmp_path: Path, machine: tuple[Path, str]
 ) -> None:

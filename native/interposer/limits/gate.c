@@ -119,6 +119,18 @@ static void earn(struct gate *g)
 	g->budget_at = now;
 }
 
+/* Waits for an event, and spoils no capture of the program by that. */
+static CUresult wait_for(const struct real_cuda *real, CUevent event)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	if (real->cuThreadExchangeStreamCaptureMode)
+		real->cuThreadExchangeStreamCaptureMode(&mode);
+	CUresult result = real->cuEventSynchronize(event);
+	if (real->cuThreadExchangeStreamCaptureMode)
+		real->cuThreadExchangeStreamCaptureMode(&mode);
+	return result;
+}
+
 /* Waits for a closed batch and charges what it took. */
 static void charge(struct gate *g, const struct real_cuda *real, struct batch *b)
 {
@@ -126,7 +138,7 @@ static void charge(struct gate *g, const struct real_cuda *real, struct batch *b
 	if (!b->closed)
 		return;
 	b->closed = false;
-	if (real->cuEventSynchronize(b->end) != CUDA_SUCCESS ||
+	if (wait_for(real, b->end) != CUDA_SUCCESS ||
 	    real->cuEventElapsedTime(&ms, b->begin, b->end) != CUDA_SUCCESS)
 		return;
 	hami_region_note_use(region_of(g));
