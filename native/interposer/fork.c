@@ -28,6 +28,7 @@
 #include "driver/resolve.h"
 #include "driver/rm_objects.h"
 #include "driver/switches.h"
+#include "hooks/capture.h"
 #include "hooks/hint.h"
 #include "hooks/lookup.h"
 #include "limits/announce.h"
@@ -54,6 +55,7 @@ static void forked(void)
 	hami_hold_forked();
 	hami_trim_forked();
 	hami_kernel_copy_forked();
+	hami_capture_forked();
 	hami_hint_forked();
 	hami_gate_forked();
 	hami_share_forked();

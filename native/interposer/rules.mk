@@ -102,6 +102,7 @@ $(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PA
 
 # These include what they test, the first with a libcuda of its own.
 $(BUILD)/unit/a_capture_waits_for_its_own_gpu $(BUILD)/unit/a_context_has_the_number_of_its_groups: interposer/limits/outstanding.c interposer/limits/known.c interposer/base/lock.c
+$(BUILD)/unit/the_gate_measures_each_context: interposer/limits/gate.c interposer/limits/known.c interposer/base/lock.c
 $(BUILD)/unit/a_thread_that_ends_inside_a_hold_leaves_it: interposer/limits/hold.c
 $(BUILD)/unit/timeslices_of_copies_hold_though_groups_go: interposer/limits/channels.c
 $(BUILD)/unit/a_hint_holds_the_gpu_until_the_next_launch: interposer/limits/placeholder.c

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from conformance import BUILD, REAL_GPU, Slice, make_slice, put
+from conformance import BUILD, REAL_GPU, Slice, compiled, make_slice, put
 
 from hami_hpc.contract import constants as c
 
@@ -155,6 +155,51 @@ def test_a_gate_holds_two_streams_with_rests_between(tmp_path: Path, machine: tu
     measured(share, lambda seen: 5 < seen < 35)
 
 
+ALARMS = """
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stddef.h>
+#include <sys/time.h>
+static void handle(int number)
+{
+	(void)number;
+}
+__attribute__((constructor)) static void begin(void)
+{
+	sigaction(SIGALRM, &(struct sigaction){.sa_handler = handle}, NULL);
+	setitimer(ITIMER_REAL, &(struct itimerval){{0, 1000}, {0, 1000}}, NULL);
+}
+"""
+
+
+def test_a_gate_holds_a_program_whose_signals_interrupt_waits(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """As those of a profiler, each millisecond: it had 99 %."""
+    library = compiled(ALARMS, tmp_path / "libalarms.so")
+    made = gated(tmp_path, machine, 20, "job")
+    made.extra["LD_PRELOAD"] = f"{made.environment()['LD_PRELOAD']} {library}"
+    run_within(10, 30, made, SPIN, 1500, 1000)
+
+
+def test_a_gate_holds_contexts_that_launch_in_turn(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """They had 99 %."""
+    made = gated(tmp_path, machine, 20, "job")
+    run_within(10, 30, made, BUILD / "compute/contexts_in_turn", 1500, 2)
+
+
+def test_a_thread_that_is_cancelled_at_a_gate_holds_nobody_up(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    run(gated(tmp_path, machine, 20, "job"), BUILD / "compute/a_cancelled_thread_holds_nobody_up", "launches")
+
+
+def test_a_gate_spoils_no_capture(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    run(gated(tmp_path, machine, 20, "job"), BUILD / "compute/captures_are_never_spoilt")
+
+
+def test_a_program_ends_by_a_signals_handler_while_it_waits_at_a_gate(
+    tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    run(gated(tmp_path, machine, 5, "job"), BUILD / "compute/ends_by_a_signal_while_it_waits")
+
+
 @pytest.mark.parametrize(("mechanism", "least", "most"), [("duty", 20, 40), ("gate", 15, 45), ("slice", 80, 101)])
 def test_a_mechanism_can_be_forced(
     mechanism: str, least: int, most: int, tmp_path: Path, machine: tuple[Path, str]
@@ -183,14 +228,15 @@ def test_contexts_that_come_and_go_keep_the_cap(tmp_path: Path, machine: tuple[P
     assert len(got) == 3
 
 
+@pytest.mark.parametrize("program", ["only_the_granted_gpu_opens", "green_contexts_open_the_granted_gpu"])
 @pytest.mark.parametrize("granted", [0, 1])
-def test_of_two_gpus_only_the_granted_one_opens(granted: int, tmp_path: Path) -> None:
+def test_of_two_gpus_only_the_granted_one_opens(granted: int, program: str, tmp_path: Path) -> None:
     directory = tmp_path / "two"
     subprocess.run([str(BUILD / "sim/sim-machine"), str(directory), "h200", "h200"], check=True, capture_output=True)
     text = (directory / "machine.conf").read_text()
     uuids = [word for word in text.replace("=", " ").split() if word.startswith("GPU-")]
     made = slice_of(tmp_path, (directory, uuids[granted]), 50, "cap")
-    run(made, BUILD / "compute/only_the_granted_gpu_opens", granted)
+    run(made, BUILD / "compute" / program, granted)
 
 
 def test_another_jobs_work_is_not_shown_as_ones_own(tmp_path: Path, machine: tuple[Path, str]) -> None:

@@ -89,7 +89,7 @@ def test_two_steps_together_end_at_the_jobs_limit(tmp_path: Path, machine: tuple
 def test_wrong_calls_get_the_drivers_own_errors(slice_8g: Slice) -> None:
     with_limits = finished(slice_8g.run("errors_are_the_drivers"))
     assert with_limits == finished(slice_8g.run("errors_are_the_drivers", preload=False))
-    assert with_limits.count("\n") == 15
+    assert with_limits.count("\n") == 18
 
 
 @pytest.mark.parametrize("damage", ["missing", "not root's", "writable", "short", "other version", "unset"])

@@ -44,6 +44,10 @@ def test_a_context_has_the_number_of_its_groups() -> None:
     run("a_context_has_the_number_of_its_groups")
 
 
+def test_the_gate_measures_each_context() -> None:
+    run("the_gate_measures_each_context")
+
+
 def test_timeslices_of_copies_hold_though_groups_go() -> None:
     run("timeslices_of_copies_hold_though_groups_go")
 

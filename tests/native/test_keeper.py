@@ -149,6 +149,22 @@ def test_odd_programs_run_as_without_a_cap(program: str, tmp_path: Path, machine
     run(slice_of(tmp_path, machine, 20, "cap"), BUILD / "compute" / program)
 
 
+def test_a_thread_that_is_cancelled_while_libcuda_is_asked_holds_nobody_up(tmp_path: Path, machine: Machine) -> None:
+    program = BUILD / "compute/a_cancelled_thread_holds_nobody_up"
+    run(slice_of(tmp_path, machine, 20, "cap"), program, "captures", faults="cuCtxRecordEvent=0:delay_us=20000")
+
+
+def test_a_capture_whose_stream_is_destroyed_is_over(tmp_path: Path, machine: Machine) -> None:
+    """It counted as under way for good, and all of the time as used: 400 requests instead of 1900."""
+    names = iter("abcdefgh")
+
+    def requests() -> float:
+        made = slice_of(tmp_path, machine, 20, "cap", next(names))
+        return shares(run(made, BUILD / "compute/a_capture_ends_with_its_stream"))[0]
+
+    measured(requests, lambda count: count > 1200)
+
+
 def test_contexts_made_while_others_are_paused_are_paused_too(tmp_path: Path, machine: Machine) -> None:
     run_within(10, 35, slice_of(tmp_path, machine, 20, "cap"), KIND, "contexts", 2000, 0)
 

@@ -26,6 +26,14 @@ struct timespec hami_clock_after(int64_t ns)
 	return (struct timespec){.tv_sec = at / HAMI_NS_PER_S, .tv_nsec = at % HAMI_NS_PER_S};
 }
 
+void hami_clock_sleep(int64_t ns)
+{
+	const int64_t at = hami_clock_steady() + ns;
+	struct timespec t = {.tv_sec = at / HAMI_NS_PER_S, .tv_nsec = at % HAMI_NS_PER_S};
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+		;
+}
+
 void hami_clock_sleep_until(int64_t at)
 {
 	struct timespec t = {.tv_sec = at / HAMI_NS_PER_S, .tv_nsec = at % HAMI_NS_PER_S};

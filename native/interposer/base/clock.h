@@ -13,6 +13,8 @@ int64_t hami_clock_shared(void);
 int64_t hami_clock_steady(void);
 /* Returns the time of hami_clock_shared() `ns` from now, as waits with a limit want it. */
 struct timespec hami_clock_after(int64_t ns);
+/* Sleeps for `ns`, whatever signals arrive. */
+void hami_clock_sleep(int64_t ns);
 /* Sleeps until hami_clock_shared() reaches `at`, whatever signals arrive. */
 void hami_clock_sleep_until(int64_t at);
 /* Returns the time `seconds` ago as NVML writes timestamps: microseconds, of whole seconds. */

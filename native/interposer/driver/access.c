@@ -92,6 +92,11 @@ int hami_slice_of_device(CUdevice device)
 	return -1;
 }
 
+CUdevice hami_device_of_slice(unsigned int slice)
+{
+	return driver.devices[slice];
+}
+
 int hami_current_slice(const struct real_cuda *real)
 {
 	CUdevice device;

@@ -21,6 +21,8 @@ const struct real_cuda *hami_cuda(void);
 void hami_find_devices(const struct real_cuda *real);
 /* Returns the slice that is on `device`; -1 when the device is none of the step's. */
 int hami_slice_of_device(CUdevice device);
+/* Returns the device that a slice is on, which hami_slice_of_device() has told. */
+CUdevice hami_device_of_slice(unsigned int slice);
 /*
  * Returns the slice of the current context's device; -1 when there is no such context. In a process with one slice
  * that is 0, and nobody is asked.

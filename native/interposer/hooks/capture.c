@@ -1,15 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hooks around stream captures. They change nothing: the keeper's looks for outstanding work would spoil a
- * capture, so it must know of each (limits/outstanding.h). A capture that no hook sees ended is taken as under
- * way for good. In a program whose memory is moved none begins meanwhile: what a move calls would spoil it, and be refused.
+ * capture, so it must know of each (limits/outstanding.h). It ends with its stream, too. A capture that no hook sees ended
+ * is taken as under way for good. In a program whose memory is moved none begins meanwhile: what a move calls would spoil it, and be refused.
  */
+#include "hooks/capture.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
 #include "driver/access.h"
+#include "hooks/mps.h"
 #include "limits/hold.h"
 #include "limits/outstanding.h"
 
+enum { STREAMS = 64 }; /* with a capture at once; one of more is not known by its stream */
+
+static CUstream _Atomic streams[STREAMS]; /* on which captures began */
+
+static void remember(CUstream stream)
+{
+	for (int i = 0; i < STREAMS; i++) {
+		CUstream none = NULL;
+		if (atomic_compare_exchange_strong(&streams[i], &none, stream))
+			return;
+	}
+}
+
+/* Returns whether it was one of them. */
+static bool forget(CUstream stream)
+{
+	bool was = false;
+	for (int i = 0; i < STREAMS && stream && !was; i++) {
+		CUstream known = stream;
+		was = atomic_load_explicit(&streams[i], memory_order_relaxed) == stream &&
+		      atomic_compare_exchange_strong(&streams[i], &known, NULL);
+	}
+	return was;
+}
+
 /* The body of a hook that begins a capture. */
-#define BEGIN(name, ...)                                                                                     \
+#define BEGIN(name, stream, ...)                                                                             \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (!real)                                                                                           \
 		return HAMI_REFUSED;                                                                         \
@@ -17,8 +48,10 @@
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
 	hami_outstanding_capture(true);                                                                      \
-	CUresult result = real->name(__VA_ARGS__);                                                           \
-	if (result != CUDA_SUCCESS)                                                                          \
+	CUresult result = real->name(stream __VA_OPT__(, ) __VA_ARGS__);                                     \
+	if (result == CUDA_SUCCESS)                                                                          \
+		remember(stream);                                                                            \
+	else                                                                                                 \
 		hami_outstanding_capture(false);                                                             \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
@@ -41,8 +74,10 @@ static bool ended(CUresult result)
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	CUresult result = real->name(stream, graph);                                                         \
-	if (ended(result))                                                                                   \
+	if (ended(result)) {                                                                                 \
+		forget(stream);                                                                              \
 		hami_outstanding_capture(false);                                                             \
+	}                                                                                                    \
 	return result
 
 CUresult CUDAAPI cuStreamBeginCapture(CUstream stream)
@@ -88,4 +123,30 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *graph)
 CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 {
 	END(cuStreamEndCapture_ptsz, stream, graph);
+}
+
+/* Forgets the stream before it is destroyed: after that, another one may have its place. */
+CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	if (!real->cuStreamDestroy_v2)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	hami_hold_enter(HAMI_HOLD_WORK);
+	const bool captured = forget(stream);
+	CUresult result = real->cuStreamDestroy_v2(stream);
+	if (captured && result == CUDA_SUCCESS)
+		hami_outstanding_capture(false);
+	else if (captured)
+		remember(stream);
+	hami_hold_leave(HAMI_HOLD_WORK);
+	return hami_mps_seen(result);
+}
+
+void hami_capture_forked(void)
+{
+	for (int i = 0; i < STREAMS; i++)
+		if (streams[i])
+			streams[i] = NULL;
 }

@@ -6,10 +6,12 @@
 
 #include "base/log.h"
 #include "base/secure.h"
+#include "base/table.h"
 #include "driver/access.h"
 #include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/ending.h"
+#include "limits/gate.h"
 #include "limits/hold.h"
 #include "limits/outstanding.h"
 #include "limits/swap.h"
@@ -177,53 +179,70 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
-/* The body of a hook that destroys a context. */
-#define DESTROY(name, key, ...)                                                                              \
+/* Forgets the events of a context that is gone and, with `whole`, gives back what was charged for its managed memory. */
+static void forget(uint64_t owner, bool whole)
+{
+	struct hami_sums sums = {0};
+	if (!owner)
+		return;
+	hami_gate_forget(owner);
+	if (!whole)
+		return;
+	hami_table_take_owner(owner, &sums);
+	hami_memory_release_sums(&sums);
+}
+
+/* The body of a hook that destroys a context, and with `whole` the managed memory that was made in it. */
+#define DESTROY(name, key, whole, ...)                                                                       \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (!real)                                                                                           \
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
-	hami_known_end_context(key, true);                                                                   \
+	const uint64_t owner = hami_known_end_context(key, true);                                            \
 	CUresult result = real->name(__VA_ARGS__);                                                           \
 	hami_known_end_context(key, false);                                                                  \
+	if (result == CUDA_SUCCESS)                                                                          \
+		forget(owner, whole);                                                                        \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 
 CUresult CUDAAPI cuCtxDestroy(CUcontext context)
 {
-	DESTROY(cuCtxDestroy, context, context);
+	DESTROY(cuCtxDestroy, context, true, context);
 }
 
 CUresult CUDAAPI cuCtxDestroy_v2(CUcontext context)
 {
-	DESTROY(cuCtxDestroy_v2, context, context);
+	DESTROY(cuCtxDestroy_v2, context, true, context);
 }
 
 /* Destroys it with its last reference. With another left, its work cannot be asked about any more. */
 CUresult CUDAAPI cuCtxDetach(CUcontext context)
 {
-	DESTROY(cuCtxDetach, context, context);
+	DESTROY(cuCtxDetach, context, false, context);
 }
 
-/* Takes the primary context in again, or forgets it, after a release of one of its users, or a reset. */
-static CUresult released(const struct real_cuda *real, CUdevice device, bool reset, CUresult result)
+/*
+ * Takes the primary context of a slice in again, or forgets it, after a release of one of its users, or after it was reset.
+ * `owner`: what it was before.
+ */
+static void released(const struct real_cuda *real, unsigned int slice, bool was_reset, uint64_t owner)
 {
 	unsigned int flags;
 	int active = 0;
-	int slice = hami_slice_of_device(device);
-	if (slice < 0)
-		return result;
-	if (!real->cuDevicePrimaryCtxGetState ||
-	    real->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
-		active = 0;
+	const bool told = real->cuDevicePrimaryCtxGetState &&
+			  real->cuDevicePrimaryCtxGetState(hami_device_of_slice(slice), &flags, &active) ==
+				  CUDA_SUCCESS;
 	/* One that was reset has none of its events, retained or not. */
-	const bool gone = !active || (reset && result == CUDA_SUCCESS);
+	const bool ended = (told && !active) || was_reset;
+	const bool gone = ended || !told;
+	if (ended)
+		forget(owner, true);
 	if (gone)
 		hami_trim_forget();
-	hami_known_leave((unsigned int)slice, &primary, false, gone);
-	return result;
+	hami_known_leave(slice, &primary, false, gone);
 }
 
 /* The body of a hook after which the primary context may be gone. */
@@ -234,10 +253,12 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	int slice = hami_slice_of_device(device);                                                            \
+	if (slice < 0)                                                                                       \
+		return real->name(device);                                                                   \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
-	if (slice >= 0)                                                                                      \
-		hami_known_leave((unsigned int)slice, &primary, true, false);                                \
-	CUresult result = released(real, device, reset, real->name(device));                                 \
+	const uint64_t owner = hami_known_leave((unsigned int)slice, &primary, true, false);                 \
+	CUresult result = real->name(device);                                                                \
+	released(real, (unsigned int)slice, (reset) && result == CUDA_SUCCESS, owner);                       \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 
@@ -261,30 +282,59 @@ CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice device)
 	RELEASE(cuDevicePrimaryCtxReset_v2, device, true);
 }
 
+/* Makes the primary context where there is none. */
 CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device,
 				  unsigned int flags)
 {
 	const struct real_cuda *real = hami_cuda();
 	CUcontext context;
+	unsigned int slice;
 	if (!real)
 		return HAMI_REFUSED;
-	if (!real->cuGreenCtxCreate)
+	if (!real->cuGreenCtxCreate || !real->cuGreenCtxDestroy)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	int slice = hami_slice_of_device(device);
-	if (slice < 0) /* it has no primary context: the driver's own error */
-		return real->cuGreenCtxCreate(green, resources, device, flags);
-	hami_known_make((unsigned int)slice, true);
-	CUresult result = real->cuGreenCtxCreate(green, resources, device, flags);
-	if (result == CUDA_SUCCESS && real->cuCtxFromGreenCtx &&
-	    real->cuCtxFromGreenCtx(&context, *green) == CUDA_SUCCESS)
-		hami_known_add((unsigned int)slice, context, *green);
-	hami_known_make((unsigned int)slice, false);
+	CUresult result = admit(real, device, &slice);
+	if (result != CUDA_SUCCESS)
+		return result;
+	hami_swap_await();
+	hami_known_make(slice, true);
+	result = real->cuGreenCtxCreate(green, resources, device, flags);
+	if (result == CUDA_SUCCESS && !fenced(slice)) {
+		real->cuGreenCtxDestroy(*green);
+		result = HAMI_REFUSED;
+	}
+	if (result == CUDA_SUCCESS) {
+		hami_region_note_context(hami_slice_region(slice));
+		if (real->cuCtxFromGreenCtx && real->cuCtxFromGreenCtx(&context, *green) == CUDA_SUCCESS)
+			hami_known_add(slice, context, *green);
+	} else {
+		hami_mps_say(result);
+	}
+	hami_swap_begin();
+	hami_known_make(slice, false);
 	return result;
 }
 
+/* The primary context may go with it. Managed memory that was made in it is that one's. */
 CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx green)
 {
-	DESTROY(cuGreenCtxDestroy, green, green);
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	if (!real->cuGreenCtxDestroy)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	hami_hold_enter(HAMI_HOLD_WORK);
+	const uint64_t owner = hami_known_end_context(green, true);
+	const unsigned int slice = hami_known_slice(owner);
+	const uint64_t of_primary = owner ? hami_known_leave(slice, &primary, true, false) : 0;
+	CUresult result = real->cuGreenCtxDestroy(green);
+	hami_known_end_context(green, false);
+	if (result == CUDA_SUCCESS)
+		forget(owner, false);
+	if (owner)
+		released(real, slice, false, of_primary);
+	hami_hold_leave(HAMI_HOLD_WORK);
+	return result;
 }
 
 /* Names from before CUDA 3.2; see the end of memory.c. */

@@ -14,13 +14,14 @@
 #include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/hold.h"
+#include "limits/known.h"
 #include "limits/placeholder.h"
 #include "limits/trim.h"
 #include "region/process.h"
 
 #define BLOCK (2ull << 20) /* the driver's unit of managed memory */
 
-/* Managed allocations alive. While there is none, the usual case, a free looks nothing up. */
+/* Managed allocations that were not freed. While there is none, the usual case, a free looks nothing up. */
 static _Atomic uint64_t managed_count;
 
 static size_t smaller(size_t a, uint64_t b)
@@ -39,9 +40,21 @@ CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 		return result;
 	struct hami_view view;
 	hami_region_view(hami_slice_region((unsigned int)slice), &view);
-	*total_bytes = smaller(*total_bytes, view.limit);
-	*free_bytes = smaller(*free_bytes, view.free);
+	if (total_bytes) /* one of the two may be NULL */
+		*total_bytes = smaller(*total_bytes, view.limit);
+	if (free_bytes)
+		*free_bytes = smaller(*free_bytes, view.free);
 	return result;
+}
+
+/* Returns the owner of managed memory that is made now: the current context, with which it goes. 0: not known. */
+static uint64_t owner_of_managed(const struct real_cuda *real)
+{
+	CUcontext context;
+	const int slice = hami_current_slice(real);
+	if (slice < 0 || real->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+		return 0;
+	return hami_known_owner((unsigned int)slice, context);
 }
 
 CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
@@ -59,7 +72,10 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned 
 		hami_memory_lacking(slices, charge);
 	if (result != CUDA_SUCCESS)
 		hami_memory_release(slices, charge);
-	else if (!hami_table_put((struct hami_entry){.key = *address, .bytes = charge, .slices = slices}))
+	else if (!hami_table_put((struct hami_entry){.key = *address,
+						     .bytes = charge,
+						     .owner = owner_of_managed(real),
+						     .slices = slices}))
 		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
 	else
 		atomic_fetch_add_explicit(&managed_count, 1, memory_order_relaxed);

@@ -10,7 +10,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <time.h>
+#include <stdlib.h>
 
 #include "arbitration/terms.h"
 #include "base/clock.h"
@@ -18,6 +18,7 @@
 #include "base/table.h"
 #include "driver/access.h"
 #include "driver/rm_objects.h"
+#include "limits/known.h"
 #include "limits/outstanding.h"
 #include "region/glance.h"
 #include "region/process.h"
@@ -35,18 +36,41 @@ struct batch {
 	pthread_t thread; /* of the first launch */
 };
 
+/* What is measured of one context's launches. */
+struct measured {
+	CUcontext context;
+	uint64_t owner; /* hami_known_owner(): another context may have the same handle later */
+	struct batch batches[2];
+	int current;
+	int launches;
+};
+
 static struct gate {
 	pthread_mutex_t lock;
 	_Atomic bool is_open;
 	_Atomic bool is_free; /* at the last launch the share was all of the GPU, so nothing was measured */
 	uint32_t cores;       /* at the last launch */
 	int64_t budget, budget_at; /* ns of GPU time; when it was last added to */
-	struct batch batches[2];
-	int current;
-	int launches, launches_a_batch; /* the latter 0 before the first */
-	CUcontext context;              /* whose events these are */
-	_Atomic int64_t passed;         /* steady: the last launch */
+	struct measured *list;
+	size_t count;
+	int launches_a_batch;   /* 0 before the first */
+	_Atomic int64_t passed; /* steady: the last launch */
 } gates[HAMI_SLICES] = {[0 ... HAMI_SLICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+
+/* Takes the lock. A thread that was cancelled while it has it would keep it: returns whether it may be, for unlock(). */
+static int lock(struct gate *g)
+{
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	pthread_mutex_lock(&g->lock);
+	return state;
+}
+
+static void unlock(struct gate *g, int state)
+{
+	pthread_mutex_unlock(&g->lock);
+	pthread_setcancelstate(state, NULL);
+}
 
 static struct hami_region *region_of(const struct gate *g)
 {
@@ -74,9 +98,13 @@ static uint32_t share_of(const struct gate *g)
 /* Forgets the batches of before a time in which nothing was measured. */
 static void begin_again(struct gate *g)
 {
-	for (int i = 0; i < 2; i++)
-		g->batches[i] = (struct batch){.begin = g->batches[i].begin, .end = g->batches[i].end};
-	g->launches = 0;
+	for (size_t n = 0; n < g->count; n++) {
+		struct measured *m = &g->list[n];
+		for (int i = 0; i < 2; i++)
+			m->batches[i] =
+				(struct batch){.begin = m->batches[i].begin, .end = m->batches[i].end};
+		m->launches = 0;
+	}
 	g->budget_at = hami_clock_steady();
 	g->is_free = false;
 }
@@ -91,6 +119,18 @@ static void earn(struct gate *g)
 	g->budget_at = now;
 }
 
+/* Waits for an event, and spoils no capture of the program by that. */
+static CUresult wait_for(const struct real_cuda *real, CUevent event)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	if (real->cuThreadExchangeStreamCaptureMode)
+		real->cuThreadExchangeStreamCaptureMode(&mode);
+	CUresult result = real->cuEventSynchronize(event);
+	if (real->cuThreadExchangeStreamCaptureMode)
+		real->cuThreadExchangeStreamCaptureMode(&mode);
+	return result;
+}
+
 /* Waits for a closed batch and charges what it took. */
 static void charge(struct gate *g, const struct real_cuda *real, struct batch *b)
 {
@@ -98,7 +138,7 @@ static void charge(struct gate *g, const struct real_cuda *real, struct batch *b
 	if (!b->closed)
 		return;
 	b->closed = false;
-	if (real->cuEventSynchronize(b->end) != CUDA_SUCCESS ||
+	if (wait_for(real, b->end) != CUDA_SUCCESS ||
 	    real->cuEventElapsedTime(&ms, b->begin, b->end) != CUDA_SUCCESS)
 		return;
 	hami_region_note_use(region_of(g));
@@ -119,29 +159,45 @@ static void pay(struct gate *g)
 	if (g->budget >= 0)
 		return;
 	int64_t wait = -g->budget * 100 / g->cores;
-	struct timespec t = {.tv_sec = wait / HAMI_NS_PER_S, .tv_nsec = wait % HAMI_NS_PER_S};
-	nanosleep(&t, NULL);
+	hami_clock_sleep(wait);
 	hami_region_add_time(region_of(g), 0, (uint64_t)wait);
 	earn(g);
 }
 
-/* Makes events in the current context, if it is another one than before; false when there is none. */
-static bool ready(struct gate *g, const struct real_cuda *real)
+/* Returns what is measured of a context; NULL: nothing yet. */
+static struct measured *find(const struct gate *g, CUcontext context, uint64_t owner)
 {
-	CUcontext context = NULL;
-	if (real->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
-		return false;
-	if (context == g->context)
-		return true;
-	for (int i = 0; i < 2; i++) {
-		g->batches[i] = (struct batch){0};
-		if (real->cuEventCreate(&g->batches[i].begin, CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS ||
-		    real->cuEventCreate(&g->batches[i].end, CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS)
-			return false;
-	}
-	g->context = context;
-	g->launches = 0;
-	return true;
+	for (size_t i = 0; i < g->count; i++)
+		if (g->list[i].context == context && g->list[i].owner == owner)
+			return &g->list[i];
+	return NULL;
+}
+
+/* Makes events in the current context; NULL when there are none to be had. */
+static struct measured *add(struct gate *g, const struct real_cuda *real, CUcontext context, uint64_t owner)
+{
+	struct measured new = {.context = context, .owner = owner};
+	struct measured *list = realloc(g->list, (g->count + 1) * sizeof *list);
+	if (!list)
+		return NULL;
+	g->list = list;
+	for (int i = 0; i < 2; i++)
+		if (real->cuEventCreate(&new.batches[i].begin, CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS ||
+		    real->cuEventCreate(&new.batches[i].end, CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS)
+			return NULL;
+	list[g->count] = new;
+	return &list[g->count++];
+}
+
+/* Returns what is measured of the current context; NULL: nothing, or there is none. */
+static struct measured *of_current(const struct gate *g, const struct real_cuda *real, CUcontext *context,
+				   uint64_t *owner)
+{
+	*context = NULL;
+	if (real->cuCtxGetCurrent(context) != CUDA_SUCCESS || !*context)
+		return NULL;
+	*owner = hami_known_owner((unsigned int)(g - gates), *context);
+	return find(g, *context, *owner);
 }
 
 static CUstream stream_of(void *opaque_stream, bool per_thread)
@@ -175,6 +231,32 @@ static bool end_batch(const struct real_cuda *real, struct batch *b, CUstream st
 	return true;
 }
 
+struct launch {
+	CUstream stream;
+	bool idle; /* the GPU had done all before it */
+};
+
+/* Ends a batch, and begins the next when it can be paid for. */
+static void pass(struct gate *g, const struct real_cuda *real, struct measured *m,
+		 const struct launch *launch)
+{
+	struct batch *b = &m->batches[m->current];
+	if (b->open && (++m->launches >= g->launches_a_batch || (launch->idle && b->ended)) &&
+	    end_batch(real, b, launch->stream)) {
+		m->current ^= 1;
+		b = &m->batches[m->current];
+	}
+	if (b->open)
+		return;
+	charge(g, real, b);
+	pay(g);
+	m->launches = 0;
+	hami_region_note_use(region_of(g));
+	*b = (struct batch){
+		.begin = b->begin, .end = b->end, .stream = launch->stream, .thread = pthread_self()};
+	b->open = real->cuEventRecord(b->begin, launch->stream) == CUDA_SUCCESS;
+}
+
 void hami_gate_pass(unsigned int slice, void *opaque_stream, bool per_thread)
 {
 	struct gate *g = &gates[slice];
@@ -190,28 +272,18 @@ void hami_gate_pass(unsigned int slice, void *opaque_stream, bool per_thread)
 	if (!runs_now(real, stream))
 		return;
 	const bool idle = was_idle(g);
-	pthread_mutex_lock(&g->lock);
+	CUcontext context;
+	uint64_t owner;
+	const int state = lock(g);
 	g->cores = cores;
 	if (g->is_free)
 		begin_again(g);
-	if (ready(g, real)) {
-		struct batch *b = &g->batches[g->current];
-		if (b->open && (++g->launches >= g->launches_a_batch || (idle && b->ended)) &&
-		    end_batch(real, b, stream)) {
-			g->current ^= 1;
-			b = &g->batches[g->current];
-		}
-		if (!b->open) {
-			charge(g, real, b);
-			pay(g);
-			g->launches = 0;
-			hami_region_note_use(region_of(g));
-			*b = (struct batch){
-				.begin = b->begin, .end = b->end, .stream = stream, .thread = pthread_self()};
-			b->open = real->cuEventRecord(b->begin, stream) == CUDA_SUCCESS;
-		}
-	}
-	pthread_mutex_unlock(&g->lock);
+	struct measured *m = of_current(g, real, &context, &owner);
+	if (!m && context)
+		m = add(g, real, context, owner);
+	if (m)
+		pass(g, real, m, &(struct launch){stream, idle});
+	unlock(g, state);
 }
 
 void hami_gate_launched(unsigned int slice, void *opaque_stream, bool per_thread)
@@ -219,26 +291,46 @@ void hami_gate_launched(unsigned int slice, void *opaque_stream, bool per_thread
 	struct gate *g = &gates[slice];
 	const struct real_cuda *real = hami_cuda();
 	CUstream stream = stream_of(opaque_stream, per_thread);
-	CUcontext context = NULL;
+	CUcontext context;
+	uint64_t owner;
 	if (!real || !g->is_open || g->is_free || !runs_now(real, stream))
 		return;
-	pthread_mutex_lock(&g->lock);
-	struct batch *b = &g->batches[g->current];
-	/* Each thread has a per-thread stream of its own, and all have one name. */
-	b->several |= stream != b->stream ||
-		      (stream == CU_STREAM_PER_THREAD && !pthread_equal(pthread_self(), b->thread));
-	b->ended = b->open && !b->several && real->cuCtxGetCurrent(&context) == CUDA_SUCCESS &&
-		   context == g->context && real->cuEventRecord(b->end, stream) == CUDA_SUCCESS;
-	pthread_mutex_unlock(&g->lock);
+	const int state = lock(g);
+	struct measured *m = of_current(g, real, &context, &owner);
+	if (m) {
+		struct batch *b = &m->batches[m->current];
+		/* Each thread has a per-thread stream of its own, and all have one name. */
+		b->several |= stream != b->stream ||
+			      (stream == CU_STREAM_PER_THREAD && !pthread_equal(pthread_self(), b->thread));
+		b->ended = b->open && !b->several && real->cuEventRecord(b->end, stream) == CUDA_SUCCESS;
+	}
+	unlock(g, state);
+}
+
+/* Without waiting: this may be an exit from a signal's handler, in a thread that has the lock. No other context is taken for it. */
+void hami_gate_forget(uint64_t owner)
+{
+	for (unsigned int i = 0; i < hami_slice_count(); i++) {
+		struct gate *g = &gates[i];
+		if (!g->is_open || pthread_mutex_trylock(&g->lock))
+			continue;
+		for (size_t n = 0; n < g->count;)
+			if (g->list[n].owner == owner)
+				g->list[n] = g->list[--g->count];
+			else
+				n++;
+		pthread_mutex_unlock(&g->lock);
+	}
 }
 
 void hami_gate_forked(void)
 {
 	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
 		hami_lock_renew(&gates[i].lock);
-		if (!gates[i].is_open && !gates[i].context)
+		if (!gates[i].is_open && !gates[i].list)
 			continue;
 		gates[i].is_open = false;
-		gates[i].context = NULL;
+		gates[i].list = NULL; /* the parent's: another thread may have been changing it */
+		gates[i].count = 0;
 	}
 }

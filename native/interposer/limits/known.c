@@ -14,8 +14,12 @@ static _Thread_local uint64_t making; /* the number of the context that this thr
 
 void hami_known_wait(struct contexts *c, const void *key)
 {
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE,
+			       &state); /* a thread that ended here would keep the lock */
 	while (c->asked && (!key || c->asked == key))
 		pthread_cond_wait(&c->answered, &c->lock);
+	pthread_setcancelstate(state, NULL);
 }
 
 static struct known entry(struct contexts *c, CUcontext context, const void *key)
@@ -63,14 +67,42 @@ void hami_known_make(unsigned int slice, bool begins)
 	pthread_mutex_unlock(&c->lock);
 }
 
-static void end_context(struct contexts *c, const void *key, bool begins)
+/* Returns what hami_known_owner() promises of the context with this number on a slice's GPU. */
+static uint64_t owner(const struct contexts *c, uint64_t made)
 {
+	return made * HAMI_SLICES + (uint64_t)(c - hami_known);
+}
+
+unsigned int hami_known_slice(uint64_t its_owner)
+{
+	return its_owner % HAMI_SLICES;
+}
+
+uint64_t hami_known_owner(unsigned int slice, CUcontext context)
+{
+	struct contexts *c = &hami_known[slice];
+	uint64_t found = 0;
+	pthread_mutex_lock(&c->lock);
+	for (size_t i = 0; i < c->count && !found; i++) {
+		const struct known *k = &c->list[i];
+		if (k->context == context && !k->ending && !hami_known_leaving(c, k->key))
+			found = owner(c, k->made);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return found;
+}
+
+/* Returns the owner that the context was; 0: it is not on this slice's GPU. */
+static uint64_t end_context(struct contexts *c, const void *key, bool begins)
+{
+	uint64_t found = 0;
 	pthread_mutex_lock(&c->lock);
 	if (begins)
 		hami_known_wait(c, key);
 	for (size_t i = 0; i < c->count; i++) {
 		if (c->list[i].key != key || (!begins && !c->list[i].ending))
 			continue;
+		found = owner(c, c->list[i].made);
 		if (begins)
 			c->list[i].ending = true;
 		else
@@ -78,17 +110,23 @@ static void end_context(struct contexts *c, const void *key, bool begins)
 		break;
 	}
 	pthread_mutex_unlock(&c->lock);
+	return found;
 }
 
-void hami_known_end_context(const void *key, bool begins)
+uint64_t hami_known_end_context(const void *key, bool begins)
 {
-	for (unsigned int i = 0; i < hami_slice_count(); i++)
-		end_context(&hami_known[i], key, begins);
+	uint64_t found = 0;
+	for (unsigned int i = 0; i < hami_slice_count(); i++) {
+		const uint64_t one = end_context(&hami_known[i], key, begins);
+		found = one ? one : found;
+	}
+	return found;
 }
 
-void hami_known_leave(unsigned int slice, const void *key, bool begins, bool gone)
+uint64_t hami_known_leave(unsigned int slice, const void *key, bool begins, bool gone)
 {
 	struct contexts *c = &hami_known[slice];
+	uint64_t found = 0;
 	pthread_mutex_lock(&c->lock);
 	c->leaving += begins ? 1 : -1;
 	c->leaving_key = key;
@@ -98,6 +136,7 @@ void hami_known_leave(unsigned int slice, const void *key, bool begins, bool gon
 		struct known *k = &c->list[i];
 		if (k->key != key)
 			continue;
+		found = owner(c, k->made);
 		if (begins && c->leaving == 1) {
 			k->anew = false;
 		} else if (!begins && gone && !k->anew) {
@@ -106,6 +145,7 @@ void hami_known_leave(unsigned int slice, const void *key, bool begins, bool gon
 		}
 	}
 	pthread_mutex_unlock(&c->lock);
+	return found;
 }
 
 void hami_known_pause(unsigned int slice, const uint64_t *paused, size_t count)

@@ -71,6 +71,11 @@ size_t hami_known_answers(unsigned int slice, struct hami_answer *list, size_t m
 /* Returns the number of the context that this thread is making; 0: of none. */
 uint64_t hami_known_making(void);
 
+/* Returns the owner of what goes with a context (base/table.h), no other context's; 0: not known, or it may go at any moment. */
+uint64_t hami_known_owner(unsigned int slice, CUcontext context);
+/* Returns the slice that such a context is on. */
+unsigned int hami_known_slice(uint64_t its_owner);
+
 /* Returns the only context on a slice's GPU; NULL where there is none, or several. */
 CUcontext hami_known_only(unsigned int slice);
 /* Returns whether the process has no context on the slice's GPU, and makes none. */
@@ -85,15 +90,16 @@ bool hami_known_captures(unsigned int slice);
 void hami_known_make(unsigned int slice, bool begins);
 /*
  * A context was made; or comes to its end, wherever it is: around that, which may take as long as its work, and it is not
- * asked any more. `key` names it: the context itself, or its green context.
+ * asked any more. `key` names it: the context itself, or its green context. Returns its hami_known_owner().
  */
 void hami_known_add(unsigned int slice, CUcontext context, const void *key);
-void hami_known_end_context(const void *key, bool begins);
+uint64_t hami_known_end_context(const void *key, bool begins);
 /*
  * Around a release of the primary context (the only `key`), which may be its last: it is not asked between the two.
- * `gone`: there is none after it, and it is forgotten unless another thread has added it meanwhile.
+ * `gone`: there is none after it, and it is forgotten unless another thread has added it meanwhile. Returns its
+ * hami_known_owner().
  */
-void hami_known_leave(unsigned int slice, const void *key, bool begins, bool gone);
+uint64_t hami_known_leave(unsigned int slice, const void *key, bool begins, bool gone);
 
 /* In a forked child. */
 void hami_known_forked(void);

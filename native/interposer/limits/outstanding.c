@@ -12,7 +12,7 @@
 
 static _Atomic bool ended; /* libcuda is asked nothing any more */
 
-/* Takes the lock when libcuda is being asked about nothing. Returns false, without it, at `until`. */
+/* Takes the lock when libcuda is being asked about nothing. Returns false, without it, at `until`. Not to be cancelled. */
 static bool lock_unasked(struct contexts *c, const struct timespec *until)
 {
 	if (pthread_mutex_timedlock(&c->lock, until))
@@ -44,20 +44,27 @@ static void capture(struct contexts *c, bool begins, bool own)
 
 void hami_outstanding_capture(bool begins)
 {
+	int state;
 	const struct real_cuda *real = hami_resolved_cuda();
 	const int own = real ? hami_current_slice(real) : -1;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE,
+			       &state); /* a thread that ended there would keep a lock */
 	for (unsigned int i = 0; i < hami_slice_count(); i++)
 		capture(&hami_known[i], begins, own < 0 || (unsigned int)own == i);
+	pthread_setcancelstate(state, NULL);
 }
 
 void hami_outstanding_end(void)
 {
 	const struct timespec until = hami_clock_after(END_NS);
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	ended = true;
 	/* Lets a recording that is being made end, unless that takes as long as what the GPU runs. */
 	for (unsigned int i = 0; i < hami_slice_count(); i++)
 		if (lock_unasked(&hami_known[i], &until))
 			pthread_mutex_unlock(&hami_known[i].lock);
+	pthread_setcancelstate(state, NULL);
 }
 
 /* Makes the event that stands for the context's work. */
@@ -180,9 +187,14 @@ enum hami_outstanding hami_outstanding_sample(unsigned int slice, int groups)
 	return look(&hami_known[slice], groups, true, true);
 }
 
+/* By a thread of the program, which may be cancelled while libcuda is asked: nobody would be told that it is not. */
 enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups)
 {
-	return look(&hami_known[slice], groups, false, false);
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	enum hami_outstanding answer = look(&hami_known[slice], groups, false, false);
+	pthread_setcancelstate(state, NULL);
+	return answer;
 }
 
 void hami_outstanding_visit(unsigned int slice, void (*visit)(void))

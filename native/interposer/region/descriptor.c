@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -58,7 +59,10 @@ int hami_descriptor(struct hami_descriptor *file)
 	int fd = __atomic_load_n(&file->fd, __ATOMIC_ACQUIRE);
 	if (is_of_file(file, fd))
 		return fd;
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* callers hold locks */
 	int fresh = open_again(file);
+	pthread_setcancelstate(state, NULL);
 	if (fresh < 0 ||
 	    __atomic_compare_exchange_n(&file->fd, &fd, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		return fresh;

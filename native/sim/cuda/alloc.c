@@ -72,14 +72,17 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
 	SIM_ENTER_CONTEXT(cuMemGetInfo_v2, c);
-	if (!free_bytes || !total_bytes)
+	if (!free_bytes && !total_bytes) /* one of them may be NULL on an H200 (driver 580) */
 		return CUDA_ERROR_INVALID_VALUE;
 	sim_lock(&sim.view);
 	sim_sweep(&sim.view);
 	uint64_t used = sim_mig_used(&sim.view, c->device);
 	sim_unlock(&sim.view);
-	*total_bytes = sim_cuda_total(&sim.view.machine.gpu[c->device]);
-	*free_bytes = *total_bytes - used;
+	const uint64_t total = sim_cuda_total(&sim.view.machine.gpu[c->device]);
+	if (total_bytes)
+		*total_bytes = total;
+	if (free_bytes)
+		*free_bytes = total - used;
 	return CUDA_SUCCESS;
 }
 

@@ -28,6 +28,8 @@ static CUresult begin(CUstream stream, CUstreamCaptureMode mode)
 	SIM_CHECK(graph_make(&graph));
 	s->capture_broken = false;
 	s->capture_id++;
+	s->capture_mode = mode;
+	s->capture_thread = pthread_self();
 	s->capturing = graph;
 	return CUDA_SUCCESS;
 }
@@ -128,7 +130,33 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *statu
 
 static _Thread_local CUstreamCaptureMode mode_of_thread = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/* Nothing here is unsafe to call during a capture, so the mode changes nothing. */
+/* As seen on an H200 (driver 580). */
+static bool forbids(const struct CUstream_st *s)
+{
+	if (!s->capturing || s->capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+		return false;
+	const bool own = pthread_equal(s->capture_thread, pthread_self());
+	return own || (s->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+		       mode_of_thread == CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+CUresult sim_capture_unsafe(void)
+{
+	CUresult result = CUDA_SUCCESS;
+	if (mode_of_thread == CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_SUCCESS;
+	sim_process_lock();
+	for (struct CUctx_st *c = sim.contexts; c; c = c->next)
+		for (struct CUstream_st *s = c->streams; s; s = s->next)
+			if (forbids(s)) {
+				s->capture_broken = true;
+				result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+			}
+	sim_process_unlock();
+	return result;
+}
+
+/* Of the calls here only cuEventSynchronize asks for it. */
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
 	SIM_ENTER(cuThreadExchangeStreamCaptureMode);

@@ -243,11 +243,8 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+CUresult sim_primary_retain(CUcontext *context, CUdevice device)
 {
-	SIM_ENTER(cuDevicePrimaryCtxRetain);
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
 	SIM_CHECK(sim_check_device(device));
 	CUresult result = CUDA_SUCCESS;
 	sim_process_lock();
@@ -265,7 +262,13 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
-static CUresult end_primary(CUdevice device, bool reset)
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+	SIM_ENTER(cuDevicePrimaryCtxRetain);
+	return context ? sim_primary_retain(context, device) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult sim_primary_end(CUdevice device, bool reset)
 {
 	SIM_CHECK(sim_check_device(device));
 	sim_process_lock();
@@ -293,13 +296,13 @@ static CUresult end_primary(CUdevice device, bool reset)
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
 	SIM_ENTER(cuDevicePrimaryCtxRelease_v2);
-	return end_primary(device, false);
+	return sim_primary_end(device, false);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
 	SIM_ENTER(cuDevicePrimaryCtxReset_v2);
-	return end_primary(device, true);
+	return sim_primary_end(device, true);
 }
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)

@@ -214,6 +214,7 @@ CUresult cuEventSynchronize(CUevent event)
 	SIM_ENTER(cuEventSynchronize);
 	if (!event || event->magic != SIM_EVENT_MAGIC)
 		return CUDA_ERROR_INVALID_HANDLE;
+	SIM_CHECK(sim_capture_unsafe());
 	if (!event->recorded)
 		return CUDA_SUCCESS;
 	timeline_wait(&sim.view, event->context->line, event->device, event->position);

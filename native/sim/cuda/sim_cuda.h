@@ -44,6 +44,8 @@ struct CUstream_st {
 	_Atomic uint64_t callbacks;   /* the process's callback count after the last one put into it */
 	struct CUgraph_st *capturing; /* or NULL */
 	bool capture_broken;
+	CUstreamCaptureMode capture_mode;
+	pthread_t capture_thread;
 	uint32_t capture_id;
 	struct CUstream_st *next;
 };
@@ -163,6 +165,11 @@ void sim_read_visible(void);
 /* Enters the MIG device in the process's slot. False when it is gone. */
 bool sim_join_mig(void);
 bool sim_context_valid(const struct CUctx_st *context);
+/* Of a call that is not safe during a capture: breaks those that forbid it to this thread. */
+CUresult sim_capture_unsafe(void);
+CUresult sim_primary_retain(CUcontext *context, CUdevice device);
+/* Gives up a reference, or resets it. */
+CUresult sim_primary_end(CUdevice device, bool reset);
 
 /* Finds a stream by the application's handle, NULL and the special ones included, in the current context. */
 CUresult sim_stream(CUstream handle, struct CUstream_st **out);

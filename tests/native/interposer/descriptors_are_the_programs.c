@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <nvml.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -117,10 +118,35 @@ static void closed_in_a_worker(void)
 	end_other(other);
 }
 
+static void *look_and_be_cancelled(void *context)
+{
+	OK(cuCtxSetCurrent(context));
+	CHECK(pthread_cancel(pthread_self()) == 0);
+	free_bytes();
+	return context;
+}
+
+/* A thread that is cancelled where the account is opened again does not keep its lock. */
+static void closed_before_a_thread_ends(void)
+{
+	CUdeviceptr address;
+	CUcontext context;
+	pthread_t thread;
+	struct other other = start_other(0);
+	start();
+	OK(cuCtxGetCurrent(&context));
+	CHECK(take_places(-1) > 0);
+	CHECK(pthread_create(&thread, NULL, look_and_be_cancelled, context) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	OK(cuMemAlloc(&address, MIB));
+	end_other(other);
+}
+
 int main(void)
 {
 	in_child(standard_streams);
 	in_child(own_file_there);
 	in_child(closed_in_a_worker);
+	in_child(closed_before_a_thread_ends);
 	return 0;
 }

@@ -14,6 +14,9 @@ int main(void)
 	SAY(cuMemGetInfo(&left, &total));
 	SAY(cuMemFree(0x1000));
 	start();
+	SAY(cuMemGetInfo(NULL, &total));
+	SAY(cuMemGetInfo(&left, NULL));
+	SAY(cuMemGetInfo(NULL, NULL));
 	SAY(cuMemAlloc(&a, 0));
 	SAY(cuMemFree(0));
 	SAY(cuMemFree(0x1234000));
