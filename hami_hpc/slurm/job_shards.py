@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import time
 
-from hami_hpc.core.shards_shown import name_of_job, shards_of_node, whole_gpus_of_node
+from hami_hpc.core.shards_shown import any_whole_gpus_of_node, name_of_job, shards_of_node
 from hami_hpc.errors import NodeError
 
 TYPE_CHECKING = False
@@ -35,8 +35,9 @@ def read(
 
 
 def read_whole(scontrol: str, env: Mapping[str, str], job_id: int, node: str) -> frozenset[int]:
-    """Returns the indices of the GPUs on `node` that the job holds whole. Asks, and raises, as read() does."""
-    return _read(scontrol, env, job_id, node, None, whole_gpus_of_node)
+    """Returns the indices of the GPUs on `node` that the job holds whole, and perhaps others, if its user wrote so into
+    its name or comment. Asks, and raises, as read() does."""
+    return _read(scontrol, env, job_id, node, None, any_whole_gpus_of_node)
 
 
 def _read(
