@@ -59,7 +59,7 @@ def _read(
             if not has_answered and (isinstance(error, ValueError) or UNKNOWN_JOB in problem):
                 has_answered, end = True, time.monotonic() + BOUND_S
             if isinstance(error, ValueError) and not is_named:  # an array's id is also that of one of its tasks
-                is_named, name = True, _name(end, env, scontrol, job_id)
+                is_named, name = True, exact_name(scontrol, env, job_id, end)
                 if name != str(job_id):
                     continue
         if time.monotonic() + PAUSE_S >= end:
@@ -70,12 +70,13 @@ def _read(
         time.sleep(PAUSE_S)
 
 
-def _name(end: float, env: Mapping[str, str], scontrol: str, job_id: int) -> str:
-    """Returns what names exactly this job to scontrol; its id where squeue does not answer."""
+def exact_name(scontrol: str, env: Mapping[str, str], job_id: int, end: float | None = None) -> str:
+    """Returns what names exactly this job to scontrol, as an array's id means all of its tasks; the id where squeue
+    does not answer, until `end` of the monotonic clock (None: ANSWER_S from now)."""
     squeue = f"{scontrol.rpartition('/')[0]}/squeue"
     options = ("--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %F %K")
     try:
-        return name_of_job(_answer(end, env, squeue, *options), job_id)
+        return name_of_job(_answer(end or time.monotonic() + ANSWER_S, env, squeue, *options), job_id)
     except (OSError, subprocess.SubprocessError, ValueError):
         return str(job_id)
 

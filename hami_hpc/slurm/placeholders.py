@@ -166,14 +166,15 @@ class Node:
         return output(command, self.env)
 
 
-def requeue(job_id: int, scontrol: str, env: Mapping[str, str]) -> bool:
-    """Puts a batch job back into the queue; returns False for a job that Slurm does not requeue.
+def requeue(name: str, scontrol: str, env: Mapping[str, str]) -> bool:
+    """Puts a batch job back into the queue; returns False for a job that Slurm does not requeue. `name` names exactly
+    this job (job_shards.exact_name).
 
     A job that has ended is left alone, or it would run again: on several nodes a short one may end while a prolog runs.
     """
     try:
         done = subprocess.run(
-            (scontrol, "requeue", "incomplete", str(job_id)),
+            (scontrol, "requeue", "incomplete", name),
             env=dict(env),
             capture_output=True,
             timeout=REQUEUE_TIMEOUT_S,

@@ -77,6 +77,16 @@ def test_a_name_that_looks_like_an_answer_of_slurmctld_does_not_hide_that_the_gp
     assert f"of which job {SLICE} has a slice" in start(node, controller, gres="gpu:1(IDX:0)\n  " + FORGED_LINE)
 
 
+def test_of_an_array_whose_last_task_has_its_id_that_task_alone_is_sent_back(
+    node: Node, controller: Controller
+) -> None:
+    controller.has_here(SLICE, WHOLE, row=f"{WHOLE} {WHOLE} 3")
+    assert f"of which job {SLICE} has a slice" in start(node, controller)
+    update, requeue = controller.questions()[-2:]
+    assert update.startswith(f"update JobId={WHOLE}_3 AdminComment=hami_hpc: job {WHOLE} was given GPU 0")
+    assert requeue == f"requeue incomplete {WHOLE}_3"
+
+
 def test_a_job_that_cannot_be_requeued_has_its_steps_refused(
     node: Node, controller: Controller, capsys: pytest.CaptureFixture[str]
 ) -> None:
