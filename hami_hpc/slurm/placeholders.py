@@ -45,9 +45,10 @@ class Node:
         here = f"--nodelist={self.name}"
         ours = {job for (job,) in self._rows("%A", here, f"--name={PLACEHOLDER_NAME}", "--user=root")}
         found: list[Holding] = []
-        for job, state in self._rows("%A|%T", here):
+        for job, state, array, task in self._rows("%A|%T|%F|%K", here):
+            name = f"{array}_{task}" if task.isdecimal() else job  # an array's id shows all of its tasks
             try:
-                text = self._run("scontrol", "--oneliner", "show", "job", "-d", job)
+                text = self._run("scontrol", "--oneliner", "show", "job", "-d", name)
             except NodeError as error:
                 if "Invalid job id" in str(error):  # it has ended since
                     continue

@@ -30,7 +30,7 @@ def listed(layout: Layout) -> dict[int, dict[str, Any]]:
     return {row["minor"]: row for row in rows}
 
 
-def device(layout: Layout, job: int) -> int:
+def device(layout: Layout, job: int | str) -> int:
     """Returns Slurm's number of the GPU that the job got."""
     (index,) = gpu_indices(layout, job)
     return index
@@ -130,6 +130,20 @@ def test_running_jobs_go_on_and_what_they_free_is_not_given_again(cluster: Layou
     assert {jobs.job_facts(cluster, job)["Restarts"] for job in (*waiting, *after)} == {"0"}
     jobs.wait(cluster, lambda: listed(cluster)[1]["free_shards"] == 0, "the GPU to be held", 10)
     assert not node.drain_reason(cluster)
+
+
+def test_what_tasks_of_an_array_hold_on_the_other_gpu_is_not_held_by_them_here(cluster: Layout) -> None:
+    """The last task that starts has the id of the array, by which slurmctld shows all of its tasks."""
+    array = jobs.submit(cluster, USER, "--gres=vgpu:mem=8G,cores=40", "--array=1-3", script="sleep 300")
+    tasks = [f"{array}_{task}" for task in (1, 2, 3)]
+    for task in tasks:
+        jobs.wait_for_state(cluster, task, "RUNNING")
+    first, second, last = (device(cluster, task) for task in tasks)
+    assert first == second != last
+    assert jobs.job_facts(cluster, tasks[2])["JobId"] == str(array)
+    hami(cluster, "drain", str(first), "--reason", REASON)
+    held = jobs.admin(cluster, "squeue", "--noheader", "--name=hami-hpc-drain", "--format=%b").split()
+    assert str(559 - 2 * 223) in [word.rpartition(":")[2] for word in held]
 
 
 def drain_and_reboot(layout: Layout, minor: str) -> None:
