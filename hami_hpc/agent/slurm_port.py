@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hami_hpc.core.shards_shown import whole_gpus_of_node
+from hami_hpc.core.shards_shown import name_of_job, whole_gpus_of_node
 from hami_hpc.node.drain import plain
 from hami_hpc.slurm import step_pids
 from hami_hpc.slurm.step_pids import LOCAL_TIMEOUT_S, Run, run_command
@@ -144,7 +144,10 @@ class SlurmPort:
         )
 
     def _name(self, job_id: int) -> str:
-        return job_name(self.run(("scontrol", "--oneliner", "show", "job", str(job_id)), TIMEOUT_S), job_id)
+        """Returns what names exactly this job in Slurm's commands, as root runs them: 12 may be all tasks of an array.
+        From numbers alone, as a job's name or comment can look like the answer of scontrol, with another's id."""
+        command = ("squeue", "--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %F %K")
+        return name_of_job(self.run(command, TIMEOUT_S) or "", job_id)
 
     def drain(self, text: str) -> None:
         """Drains this node."""
@@ -179,16 +182,6 @@ class SlurmPort:
     def finish(self) -> None:
         """Waits until everything that was asked for is done."""
         self._waiting.join()
-
-
-def job_name(text: str | None, job_id: int) -> str:
-    """Returns what names exactly this job in Slurm's commands, from `scontrol -o show job`. One task of an array has
-    the job id of the array: 12_3 names the task, 12 all of them."""
-    for line in (text or "").splitlines():
-        match = re.match(r"JobId=(\d+) ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
-        if match is not None and int(match[1]) == job_id:
-            return f"{match[2]}_{match[3]}"
-    return str(job_id)
 
 
 def parse_held(text: str) -> frozenset[int] | None:

@@ -72,23 +72,30 @@ ARRAY = (
 
 
 class Commands:
-    """Slurm's commands: what `scontrol show job` says, and what was run."""
+    """Slurm's commands: what `scontrol show job` and squeue say, and what was run."""
 
-    def __init__(self, shown: str | None) -> None:
-        self.shown = shown
+    def __init__(self, shown: str | None, listed: str | None = "") -> None:
+        self.shown, self.listed = shown, listed
         self.run: list[tuple[str, ...]] = []
 
     def __call__(self, command: tuple[str, ...], _timeout_s: float) -> str | None:
         self.run.append(command)
-        return self.shown if "show" in command else ""
+        return self.listed if command[0] == "squeue" else self.shown if "show" in command else ""
+
+
+# squeue --format="%A %F %K" of an array, of which task 5 waits.
+LISTED = "2 2 3\n3 2 1\n4 2 5\n7 7 N/A\n"
 
 
 @pytest.mark.parametrize(
-    ("shown", "job_id", "name"), [(ARRAY, 2, "2_3"), (ARRAY, 3, "2_1"), (None, 2, "2"), ("", 7, "7")]
+    ("listed", "job_id", "name"),
+    [(LISTED, 2, "2_3"), (LISTED, 3, "2_1"), (LISTED, 7, "7"), (None, 2, "2"), ("", 7, "7")],
 )
-def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(shown: str | None, job_id: int, name: str) -> None:
-    """`scancel 2` ends all tasks of array 2, one of which has the job id 2."""
-    commands = Commands(shown)
+def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(listed: str | None, job_id: int, name: str) -> None:
+    """`scancel 2` ends all tasks of array 2, one of which has the job id 2. What scontrol shows has a user's text, by
+    which the agent would end another user's job."""
+    forged = f"JobId={job_id} JobName=x\nJobId={job_id} ArrayJobId=99 ArrayTaskId=1 \n"
+    commands = Commands(forged, listed)
     port = SlurmPort("node1", lambda _text: None, commands)
     port.fail(job_id, "text")
     port.finish()
