@@ -29,6 +29,7 @@ INDICES_MAX = 1023  # of a range, whatever is printed
 _NODES = re.compile(r"(?:(?<!\s)\s+Nodes=\S+\s+CPU_IDs=\S*\s+Mem=[0-9]+\s+GRES=\S*)+")
 _GRES = re.compile(r"\sGRES=(\S*)")
 _DEVICES = re.compile(r"(?:^|,)(gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
+_NAMED = re.compile(r"([0-9]+) ([0-9]+(?:[_+][0-9]+)?)", re.ASCII)  # a job's id, and 12_3 of an array or 12+1 of a part
 _RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)")
 
 
@@ -87,13 +88,26 @@ class SlurmPort:
             self._whole_here.pop(job_id, None)
 
     def _ask(self, job_id: int) -> None:
-        text = self.run(("scontrol", "--oneliner", "--details", "show", "job", str(job_id)), TIMEOUT_S)
-        # an array's id shows all of its tasks; a text without the job says nothing of it
-        for line in (text or "").splitlines():
-            if line.startswith(f"JobId={job_id} "):
-                with contextlib.suppress(ValueError):
-                    self._whole_here[job_id] = whole_gpus_of_node(line, self.node)
-                self._held[job_id] = (time.monotonic(), parse_held(line), parse_whole(line))
+        record = self._record(job_id)
+        if record is not None:
+            with contextlib.suppress(ValueError):
+                self._whole_here[job_id] = whole_gpus_of_node(record, self.node)
+            self._held[job_id] = (time.monotonic(), parse_held(record), parse_whole(record))
+
+    def _record(self, job_id: int) -> str | None:
+        """Returns all that slurmctld shows of this job, in one line, or None. Several lines are those of other jobs, as
+        an array's id shows all of its tasks, or a user's text: asked for the job alone, they are its own."""
+        text = self._shown(str(job_id))
+        if len(text.splitlines()) > 1:
+            command = ("squeue", "--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %i")
+            rows = (self.run(command, TIMEOUT_S) or "").splitlines()
+            names = [match[2] for row in rows if (match := _NAMED.fullmatch(row.strip())) and int(match[1]) == job_id]
+            text = self._shown(names[0]) if names else ""
+        record = " ".join(text.splitlines())
+        return record if record.startswith(f"JobId={job_id} ") else None
+
+    def _shown(self, name: str) -> str:
+        return self.run(("scontrol", "--oneliner", "--details", "show", "job", name), TIMEOUT_S) or ""
 
     def warn(self, job_id: int, text: str) -> threading.Event:
         """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the

@@ -113,11 +113,34 @@ def test_an_answer_that_is_not_about_the_job_says_nothing_of_its_gpus(shown: str
         port.finish()
 
 
+def answers(command: tuple[str, ...], _timeout_s: float) -> str:
+    """Slurm's commands, where ARRAY runs."""
+    if command[0] == "squeue":
+        return "2 2_3\n3 2_1\n4 2_[5-7]\n"
+    return {"2_3": ARRAY.splitlines()[0], "2_1": ARRAY.splitlines()[1]}.get(command[-1], ARRAY)
+
+
 def test_the_gpus_of_a_task_are_not_those_of_the_other_tasks() -> None:
-    port = SlurmPort("node1", lambda _text: None, Commands(ARRAY))
-    assert port.held_by(2) is None
+    port = SlurmPort("node1", lambda _text: None, answers)
+    for job_id, index in ((2, 0), (3, 1)):
+        assert port.held_by(job_id) is None
+        port.finish()
+        assert port.held_by(job_id) == frozenset({index})
+
+
+@pytest.mark.parametrize(
+    "forged", ["x\n{head}Nodes=node1 CPU_IDs=0 Mem=0 {gres}", "x {head} Nodes=node1 {gres}\n{head}"]
+)
+def test_a_name_with_line_ends_gives_a_job_no_gpus(forged: str) -> None:
+    head, gres = "JobId=7 ", "GRES=gpu:h200:2(IDX:0-1)"
+    name = forged.format(head=head, gres=gres)
+    place = "JOB_GRES=shard:h200:9  Nodes=node1 CPU_IDs=0 Mem=0 GRES=shard:h200:9(IDX:1) MinCPUsNode=1"
+    shown = f"{head}JobName={name} UserId=user(1000) {place} Comment={name} \n"
+    port = SlurmPort("node1", lambda _text: None, Commands(shown, "7 7\n"))
+    assert port.held_by(7) is None
     port.finish()
-    assert port.held_by(2) == frozenset({0})
+    assert port.held_by(7) == frozenset({1})
+    assert port.whole_here(7) == frozenset()
 
 
 def fake_process(root: Path, pid: int) -> Path:
