@@ -250,6 +250,16 @@ test("a step of another cluster's job has what that cluster says of the job, and
 	end)
 end)
 
+test("a step with a GPU type that its job's partition does not have is refused", function()
+	in_job(IN_STEP, nil, function()
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:a100:mem=1G" }), "GPU type 'a100' is not in partition gpu")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:type=!h200,mem=1G" }), "type=!h200")
+		local rc, written = pre_submit({ type = "srun", gres = "vgpu:h200:mem=1G" })
+		equal(rc, 0)
+		equal(written.gres, "shard:279,vgpu_mem:1024,vgpu_cores:50")
+	end)
+end)
+
 test("a step's shards are the fewest where the GPU is not known", function()
 	local here = { SLURM_JOB_ID = "7", HAMI_HPC_MEM_MIB = "8192", HAMI_HPC_CORES = "50", SLURM_JOB_PARTITION = "mixed" }
 	in_job(here, nil, function()
