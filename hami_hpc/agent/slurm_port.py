@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hami_hpc.core.shards_shown import whole_gpus_of_node
+from hami_hpc.core.shards_shown import name_of_job, whole_gpus_of_node
 from hami_hpc.node.drain import plain
 from hami_hpc.slurm import step_pids
 from hami_hpc.slurm.step_pids import LOCAL_TIMEOUT_S, Run, run_command
@@ -29,6 +29,7 @@ INDICES_MAX = 1023  # of a range, whatever is printed
 _NODES = re.compile(r"(?:(?<!\s)\s+Nodes=\S+\s+CPU_IDs=\S*\s+Mem=[0-9]+\s+GRES=\S*)+")
 _GRES = re.compile(r"\sGRES=(\S*)")
 _DEVICES = re.compile(r"(?:^|,)(gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
+_NAMED = re.compile(r"([0-9]+) ([0-9]+(?:[_+][0-9]+)?)", re.ASCII)  # a job's id, and 12_3 of an array or 12+1 of a part
 _RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)")
 
 
@@ -87,13 +88,26 @@ class SlurmPort:
             self._whole_here.pop(job_id, None)
 
     def _ask(self, job_id: int) -> None:
-        text = self.run(("scontrol", "--oneliner", "--details", "show", "job", str(job_id)), TIMEOUT_S)
-        # an array's id shows all of its tasks; a text without the job says nothing of it
-        for line in (text or "").splitlines():
-            if line.startswith(f"JobId={job_id} "):
-                with contextlib.suppress(ValueError):
-                    self._whole_here[job_id] = whole_gpus_of_node(line, self.node)
-                self._held[job_id] = (time.monotonic(), parse_held(line), parse_whole(line))
+        record = self._record(job_id)
+        if record is not None:
+            with contextlib.suppress(ValueError):
+                self._whole_here[job_id] = whole_gpus_of_node(record, self.node)
+            self._held[job_id] = (time.monotonic(), parse_held(record), parse_whole(record))
+
+    def _record(self, job_id: int) -> str | None:
+        """Returns all that slurmctld shows of this job, in one line, or None. Several lines are those of other jobs, as
+        an array's id shows all of its tasks, or a user's text: asked for the job alone, they are its own."""
+        text = self._shown(str(job_id))
+        if len(text.splitlines()) > 1:
+            command = ("squeue", "--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %i")
+            rows = (self.run(command, TIMEOUT_S) or "").splitlines()
+            names = [match[2] for row in rows if (match := _NAMED.fullmatch(row.strip())) and int(match[1]) == job_id]
+            text = self._shown(names[0]) if names else ""
+        record = " ".join(text.splitlines())
+        return record if record.startswith(f"JobId={job_id} ") else None
+
+    def _shown(self, name: str) -> str:
+        return self.run(("scontrol", "--oneliner", "--details", "show", "job", name), TIMEOUT_S) or ""
 
     def warn(self, job_id: int, text: str) -> threading.Event:
         """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the
@@ -144,7 +158,10 @@ class SlurmPort:
         )
 
     def _name(self, job_id: int) -> str:
-        return job_name(self.run(("scontrol", "--oneliner", "show", "job", str(job_id)), TIMEOUT_S), job_id)
+        """Returns what names exactly this job in Slurm's commands, as root runs them: 12 may be all tasks of an array.
+        From numbers alone, as a job's name or comment can look like the answer of scontrol, with another's id."""
+        command = ("squeue", "--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %F %K")
+        return name_of_job(self.run(command, TIMEOUT_S) or "", job_id)
 
     def drain(self, text: str) -> None:
         """Drains this node."""
@@ -179,16 +196,6 @@ class SlurmPort:
     def finish(self) -> None:
         """Waits until everything that was asked for is done."""
         self._waiting.join()
-
-
-def job_name(text: str | None, job_id: int) -> str:
-    """Returns what names exactly this job in Slurm's commands, from `scontrol -o show job`. One task of an array has
-    the job id of the array: 12_3 names the task, 12 all of them."""
-    for line in (text or "").splitlines():
-        match = re.match(r"JobId=(\d+) ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
-        if match is not None and int(match[1]) == job_id:
-            return f"{match[2]}_{match[3]}"
-    return str(job_id)
 
 
 def parse_held(text: str) -> frozenset[int] | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.inventory import MAX_INDEX, indices
 from hami_hpc.core.node_names import names_node, split_list
 
@@ -36,13 +37,19 @@ def shards_of_node(job_lines: str, node: str, job_id: int = 0) -> dict[int, int]
     return _by_gpu(_line_of_node(job_lines, node, job_id))
 
 
-def _line_of_node(job_lines: str, node: str, job_id: int) -> str:
-    """Returns the job's gres on the node, of which all lines that name the node say the same."""
+def _lines_of_node(job_lines: str, node: str, job_id: int) -> list[str]:
+    """Returns the gres on the node by each line that names it, at least one."""
     if job_id and not job_lines.startswith(f"JobId={job_id} "):
         raise ValueError(f"scontrol show job -d printed '{_short(job_lines)}', not job {job_id}")
-    lines: list[str] = [gres for nodes, gres in _PLACE.findall(job_lines) if names_node(nodes, node)]
+    lines = [str(gres) for nodes, gres in _PLACE.findall(job_lines) if names_node(nodes, node)]
     if not lines:
         raise ValueError(f"scontrol show job -d names no GPUs of node {node}")
+    return lines
+
+
+def _line_of_node(job_lines: str, node: str, job_id: int) -> str:
+    """Returns the job's gres on the node, of which all lines that name the node say the same."""
+    lines = _lines_of_node(job_lines, node, job_id)
     if len(set(lines)) > 1:
         shown = "' and '".join(_short(gres) for gres in list(dict.fromkeys(lines))[:2])
         raise ValueError(
@@ -54,8 +61,22 @@ def _line_of_node(job_lines: str, node: str, job_id: int) -> str:
 
 def whole_gpus_of_node(job_lines: str, node: str, job_id: int = 0) -> frozenset[int]:
     """Returns the indices of the GPUs on `node` that the job holds whole. `job_id`, and errors: as shards_of_node."""
+    return _whole(_line_of_node(job_lines, node, job_id))
+
+
+def any_whole_gpus_of_node(job_lines: str, node: str, job_id: int = 0) -> frozenset[int]:
+    """Returns the indices of the GPUs on `node` that the job holds whole by any line that names the node: what its user
+    writes can add some, and hides none. `job_id`, and errors: as shards_of_node, but lines may differ."""
     gpus: set[int] = set()
-    for item in split_list(_line_of_node(job_lines, node, job_id)):
+    for gres in _lines_of_node(job_lines, node, job_id):
+        with suppress(ValueError):  # a user's text
+            gpus |= _whole(gres)
+    return frozenset(gpus)
+
+
+def _whole(gres: str) -> frozenset[int]:
+    gpus: set[int] = set()
+    for item in split_list(gres):
         match = _WHOLE.fullmatch(item)
         if match is not None and match[1]:
             gpus.update(indices(match[1]))

@@ -372,6 +372,10 @@ def _job_names(place: Place) -> tuple[str, ...]:
 
 
 def _names(folder: str) -> tuple[str, ...]:
-    with suppress(FileNotFoundError):
+    """Returns the sorted names in a directory, none where there is none. Raises MpsError."""
+    try:
         return tuple(sorted(os.listdir(folder)))
-    return ()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise MpsError(f"{folder} cannot be listed ({error.strerror}); see mount and ls -ld") from error

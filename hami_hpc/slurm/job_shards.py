@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import time
 
-from hami_hpc.core.shards_shown import name_of_job, shards_of_node, whole_gpus_of_node
+from hami_hpc.core.shards_shown import any_whole_gpus_of_node, name_of_job, shards_of_node
 from hami_hpc.errors import NodeError
 
 TYPE_CHECKING = False
@@ -35,8 +35,9 @@ def read(
 
 
 def read_whole(scontrol: str, env: Mapping[str, str], job_id: int, node: str) -> frozenset[int]:
-    """Returns the indices of the GPUs on `node` that the job holds whole. Asks, and raises, as read() does."""
-    return _read(scontrol, env, job_id, node, None, whole_gpus_of_node)
+    """Returns the indices of the GPUs on `node` that the job holds whole, and perhaps others, if its user wrote so into
+    its name or comment. Asks, and raises, as read() does."""
+    return _read(scontrol, env, job_id, node, None, any_whole_gpus_of_node)
 
 
 def _read(
@@ -58,7 +59,7 @@ def _read(
             if not has_answered and (isinstance(error, ValueError) or UNKNOWN_JOB in problem):
                 has_answered, end = True, time.monotonic() + BOUND_S
             if isinstance(error, ValueError) and not is_named:  # an array's id is also that of one of its tasks
-                is_named, name = True, _name(end, env, scontrol, job_id)
+                is_named, name = True, exact_name(scontrol, env, job_id, end)
                 if name != str(job_id):
                     continue
         if time.monotonic() + PAUSE_S >= end:
@@ -69,12 +70,13 @@ def _read(
         time.sleep(PAUSE_S)
 
 
-def _name(end: float, env: Mapping[str, str], scontrol: str, job_id: int) -> str:
-    """Returns what names exactly this job to scontrol; its id where squeue does not answer."""
+def exact_name(scontrol: str, env: Mapping[str, str], job_id: int, end: float | None = None) -> str:
+    """Returns what names exactly this job to scontrol, as an array's id means all of its tasks; the id where squeue
+    does not answer, until `end` of the monotonic clock (None: ANSWER_S from now)."""
     squeue = f"{scontrol.rpartition('/')[0]}/squeue"
     options = ("--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %F %K")
     try:
-        return name_of_job(_answer(end, env, squeue, *options), job_id)
+        return name_of_job(_answer(end or time.monotonic() + ANSWER_S, env, squeue, *options), job_id)
     except (OSError, subprocess.SubprocessError, ValueError):
         return str(job_id)
 

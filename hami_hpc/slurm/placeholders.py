@@ -45,9 +45,10 @@ class Node:
         here = f"--nodelist={self.name}"
         ours = {job for (job,) in self._rows("%A", here, f"--name={PLACEHOLDER_NAME}", "--user=root")}
         found: list[Holding] = []
-        for job, state in self._rows("%A|%T", here):
+        for job, state, array, task in self._rows("%A|%T|%F|%K", here):
+            name = f"{array}_{task}" if task.isdecimal() else job  # an array's id shows all of its tasks
             try:
-                text = self._run("scontrol", "--oneliner", "show", "job", "-d", job)
+                text = self._run("scontrol", "--oneliner", "show", "job", "-d", name)
             except NodeError as error:
                 if "Invalid job id" in str(error):  # it has ended since
                     continue
@@ -166,14 +167,15 @@ class Node:
         return output(command, self.env)
 
 
-def requeue(job_id: int, scontrol: str, env: Mapping[str, str]) -> bool:
-    """Puts a batch job back into the queue; returns False for a job that Slurm does not requeue.
+def requeue(name: str, scontrol: str, env: Mapping[str, str]) -> bool:
+    """Puts a batch job back into the queue; returns False for a job that Slurm does not requeue. `name` names exactly
+    this job (job_shards.exact_name).
 
     A job that has ended is left alone, or it would run again: on several nodes a short one may end while a prolog runs.
     """
     try:
         done = subprocess.run(
-            (scontrol, "requeue", "incomplete", str(job_id)),
+            (scontrol, "requeue", "incomplete", name),
             env=dict(env),
             capture_output=True,
             timeout=REQUEUE_TIMEOUT_S,

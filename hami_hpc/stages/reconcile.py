@@ -85,8 +85,11 @@ def reconcile(
 
 def _daemons(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[Result]:
     """Makes the MPS daemons agree with the ledger."""
-    for text, error in mps_daemons.repair(settings, ledger, dry_run):
-        yield Result(Action(Kind.DAEMON, text), error)
+    try:
+        for text, error in mps_daemons.repair(settings, ledger, dry_run):
+            yield Result(Action(Kind.DAEMON, text), error)
+    except NodeError as error:
+        yield Result(Action(Kind.PROBLEM, f"MPS daemons: {error}"), None)
 
 
 def _modes(settings: Settings, node: Callable[[], str] | None, dry_run: bool) -> Iterator[Result]:

@@ -7,7 +7,7 @@ import subprocess
 
 from hami_hpc.core.contexts import suppress
 from hami_hpc.node import drain
-from hami_hpc.slurm import placeholders
+from hami_hpc.slurm import job_shards, placeholders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ def requeue(environment: Mapping[str, str], job_id: int, reason: str) -> bool:
     if scontrol is None:
         return False
     env = placeholders.environment(environment)
-    command = (scontrol, "update", f"JobId={job_id}", f"AdminComment=hami_hpc: {drain.plain(reason)}")
+    name = job_shards.exact_name(scontrol, env, job_id)
+    command = (scontrol, "update", f"JobId={name}", f"AdminComment=hami_hpc: {drain.plain(reason)}")
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(command, env=env, capture_output=True, timeout=placeholders.REQUEUE_TIMEOUT_S, check=False)
-    return placeholders.requeue(job_id, scontrol, env)
+    return placeholders.requeue(name, scontrol, env)

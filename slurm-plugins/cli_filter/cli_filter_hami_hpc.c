@@ -49,7 +49,7 @@ static const char *const OPTIONS[] = {"gres",          "gpus",         "gpus-per
 enum concern {
 	NONE,
 	SRUN, /* srun asks for something that may be bare shards or GPUs of a type, which are translated for its step */
-	VGPU, /* names a vgpu, or one of its units */
+	VGPU, /* names a vgpu, or one of its units, in letters of any case */
 };
 
 static bool is_srun(const slurm_opt_t *options)
@@ -66,7 +66,7 @@ static enum concern concern_of(slurm_opt_t *options)
 					       OPTIONS[i]); /* NULL: not given, or not known to this Slurm */
 
 		has_any |= value != NULL;
-		has_vgpu |= value && strstr(value, HAMI_GRES_CLASS);
+		has_vgpu |= value && strcasestr(value, HAMI_GRES_CLASS);
 		xfree(value);
 	}
 	if (has_vgpu)

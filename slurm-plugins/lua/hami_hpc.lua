@@ -120,11 +120,11 @@ end
 -- The options of sbatch, salloc and srun in which a vgpu request may stand, --gres the first.
 local OPTIONS = { "gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
--- Returns whether a command names `word` anywhere: a vgpu, or one of its units, if that is "vgpu".
+-- Returns whether a command names `word` anywhere, in letters of any case: a vgpu, or one of its units, if that is "vgpu".
 local function mentions(options, word)
 	for _, name in ipairs(OPTIONS) do
 		local value = options[name]
-		if value and string.find(value, word, 1, true) then
+		if value and string.find(string.lower(value), word, 1, true) then
 			return true
 		end
 	end

@@ -75,6 +75,10 @@ return function(errors, grammar, units, features, settings, slurm_conf, whole, s
 			return
 		end
 		if not grammar.mentions(text) then
+			local misspelt = grammar.misspelt(text)
+			if misspelt then
+				fail("E_FORM", { given = misspelt })
+			end
 			return is_srun and not job_id and not others and steps.translate_shards(options, text)
 		end
 		grammar.check_length("--gres", text)

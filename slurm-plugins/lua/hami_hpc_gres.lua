@@ -199,6 +199,19 @@ return function(contract, grammar)
 		return parsed.count and parsed or nil
 	end
 
+	-- Returns the first token of a list without vgpu that means one, VGPU:mem=8G or one behind a blank, or nil. Slurm
+	-- refuses such a list without saying why.
+	function M.misspelt(text)
+		for token in string.gmatch(#text > contract.request.max_length and "" or text, "[^,]+") do
+			local _, body = grammar.split_prefix(token)
+			local bare = string.match(body, "^%s*(.*)$")
+			if string.lower(grammar.name_of(string.gsub(bare, "^gres=", "", 1))) == NAME then
+				return bare
+			end
+		end
+		return nil
+	end
+
 	-- Returns whether the list has gpu:vgpu..., which Slurm makes from --gpus-per-node=vgpu...
 	function M.carries_in_gpu(text)
 		if not string.find(text, NAME, 1, true) or #text > contract.request.max_length then

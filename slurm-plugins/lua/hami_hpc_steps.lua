@@ -170,6 +170,9 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		elseif request.preset then
 			units.apply_preset(request, site)
 		end
+		if site and (request.gpu_type or request.type) then
+			units.candidates(site, request, partitions) -- refuses a type that the job's partition does not have
+		end
 		local mem_mib = request.mem_mib or job.mem_mib
 		if request.mem_percent then
 			local of_gpu = { gpu_type = request.gpu_type, type = request.type, mem_percent = request.mem_percent, cores = 1 }

@@ -30,7 +30,7 @@ def listed(layout: Layout) -> dict[int, dict[str, Any]]:
     return {row["minor"]: row for row in rows}
 
 
-def device(layout: Layout, job: int) -> int:
+def device(layout: Layout, job: int | str) -> int:
     """Returns Slurm's number of the GPU that the job got."""
     (index,) = gpu_indices(layout, job)
     return index
@@ -132,15 +132,47 @@ def test_running_jobs_go_on_and_what_they_free_is_not_given_again(cluster: Layou
     assert not node.drain_reason(cluster)
 
 
-def test_after_a_reboot_the_prolog_sends_jobs_back_and_the_gpu_is_filled_again(cluster: Layout) -> None:
+def test_what_tasks_of_an_array_hold_on_the_other_gpu_is_not_held_by_them_here(cluster: Layout) -> None:
+    """The last task that starts has the id of the array, by which slurmctld shows all of its tasks."""
+    array = jobs.submit(cluster, USER, "--gres=vgpu:mem=8G,cores=40", "--array=1-3", script="sleep 300")
+    tasks = [f"{array}_{task}" for task in (1, 2, 3)]
+    for task in tasks:
+        jobs.wait_for_state(cluster, task, "RUNNING")
+    first, second, last = (device(cluster, task) for task in tasks)
+    assert first == second != last
+    assert jobs.job_facts(cluster, tasks[2])["JobId"] == str(array)
+    hami(cluster, "drain", str(first), "--reason", REASON)
+    held = jobs.admin(cluster, "squeue", "--noheader", "--name=hami-hpc-drain", "--format=%b").split()
+    assert str(559 - 2 * 223) in [word.rpartition(":")[2] for word in held]
+
+
+def drain_and_reboot(layout: Layout, minor: str) -> None:
     """Of the reboot, what counts here is that the placeholders are gone, and the file is not."""
-    hami(cluster, "drain", "0", "--reason", REASON)
-    file = cluster.state_dir / "drained-gpus.json"
+    hami(layout, "drain", minor, "--reason", REASON)
+    file = layout.state_dir / "drained-gpus.json"
     text = file.read_text()
     file.unlink()
-    jobs.admin(cluster, "scancel", "--name=hami-hpc-drain")
-    jobs.wait(cluster, lambda: not jobs.admin(cluster, "squeue", "-h"), "the placeholders to be gone", 20)
+    jobs.admin(layout, "scancel", "--name=hami-hpc-drain")
+    jobs.wait(layout, lambda: not jobs.admin(layout, "squeue", "-h"), "the placeholders to be gone", 20)
     file.write_text(text)
+
+
+def test_a_task_of_an_array_is_sent_back_alone(cluster: Layout) -> None:
+    """The last task of an array that starts has the id of the array, by which Slurm's commands mean all of them."""
+    drain_and_reboot(cluster, "1")
+    large = ("--gres=vgpu:mem=100G,cores=90", "--array=1-2")
+    array = jobs.submit(cluster, USER, *large, script="sleep 300")
+
+    def facts(task: int) -> dict[str, str]:
+        return jobs.job_facts(cluster, f"{array}_{task}")
+
+    jobs.wait(cluster, lambda: facts(2)["Restarts"] == "1", "the task to be requeued", 30, array)
+    assert facts(2)["JobId"] == str(array)
+    assert (facts(1)["JobState"], facts(1)["Restarts"]) == ("RUNNING", "0")
+
+
+def test_after_a_reboot_the_prolog_sends_jobs_back_and_the_gpu_is_filled_again(cluster: Layout) -> None:
+    drain_and_reboot(cluster, "0")
     batch = jobs.submit(cluster, USER, SMALL, script="true")
     jobs.wait(cluster, lambda: jobs.job_facts(cluster, batch)["Restarts"] == "1", "the job to be requeued", 20, batch)
     jobs.wait(cluster, lambda: len(hami_rows(cluster)[0]["placeholder_jobs"]) == 1, "a placeholder", 20)

@@ -17,6 +17,7 @@ from harness.story import gpu_indices
 USER, OTHER = "games", "news"
 HALF = "--gres=vgpu:mem=40G,cores=50"
 WHOLE = "--gres=gpu:1"
+FORGED_NAME = "--job-name=x\n     Nodes=node1 CPU_IDs=0 Mem=0 GRES="
 
 
 @pytest.fixture
@@ -33,12 +34,13 @@ def running(layout: Layout, user: str, gres: str) -> int:
     return job
 
 
-def test_a_gpu_of_which_a_job_has_a_slice_is_no_other_jobs_as_a_whole(cancelled: Layout) -> None:
+@pytest.mark.parametrize("name", ["--job-name=x", FORGED_NAME], ids=["a name", "one like an answer of slurmctld"])
+def test_a_gpu_of_which_a_job_has_a_slice_is_no_other_jobs_as_a_whole(cancelled: Layout, name: str) -> None:
     first, second = running(cancelled, USER, HALF), running(cancelled, USER, HALF)
     assert gpu_indices(cancelled, first) == gpu_indices(cancelled, second)
     elsewhere = running(cancelled, OTHER, WHOLE)
     assert gpu_indices(cancelled, elsewhere) != gpu_indices(cancelled, first)
-    waiting = jobs.submit(cancelled, OTHER, WHOLE, script="echo on; sleep 5")
+    waiting = jobs.submit(cancelled, OTHER, WHOLE, name, script="echo on; sleep 5")
     jobs.admin(cancelled, "scancel", str(first))
     jobs.wait_for_state(cancelled, first, "CANCELLED")
 

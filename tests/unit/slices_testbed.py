@@ -50,10 +50,10 @@ class Controller:
         (self.folder / "scontrol").write_text(f'#!/bin/sh\necho "$*" >>"${{0%/*}}/asked"\n{body}\n')
         (self.folder / "scontrol").chmod(0o755)
 
-    def has_here(self, *jobs: int) -> None:
-        """The jobs on this node, by squeue; asked for one job it says task 2 of array 5."""
+    def has_here(self, *jobs: int, row: str = "7 5 2") -> None:
+        """The jobs on this node, by squeue; asked for one job it says `row`: job 7 is task 2 of array 5."""
         listed = " ".join(map(str, jobs))
-        answer = f'case $* in *--nodelist*) printf "%s\\n" {listed};; *) echo "7 5 2";; esac'
+        answer = f'case $* in *--nodelist*) printf "%s\\n" {listed};; *) echo "{row}";; esac'
         (self.folder / "squeue").write_text(f'#!/bin/sh\necho "squeue $*" >>"${{0%/*}}/asked"\n{answer}\n')
         (self.folder / "squeue").chmod(0o755)
 

@@ -72,23 +72,30 @@ ARRAY = (
 
 
 class Commands:
-    """Slurm's commands: what `scontrol show job` says, and what was run."""
+    """Slurm's commands: what `scontrol show job` and squeue say, and what was run."""
 
-    def __init__(self, shown: str | None) -> None:
-        self.shown = shown
+    def __init__(self, shown: str | None, listed: str | None = "") -> None:
+        self.shown, self.listed = shown, listed
         self.run: list[tuple[str, ...]] = []
 
     def __call__(self, command: tuple[str, ...], _timeout_s: float) -> str | None:
         self.run.append(command)
-        return self.shown if "show" in command else ""
+        return self.listed if command[0] == "squeue" else self.shown if "show" in command else ""
+
+
+# squeue --format="%A %F %K" of an array, of which task 5 waits.
+LISTED = "2 2 3\n3 2 1\n4 2 5\n7 7 N/A\n"
 
 
 @pytest.mark.parametrize(
-    ("shown", "job_id", "name"), [(ARRAY, 2, "2_3"), (ARRAY, 3, "2_1"), (None, 2, "2"), ("", 7, "7")]
+    ("listed", "job_id", "name"),
+    [(LISTED, 2, "2_3"), (LISTED, 3, "2_1"), (LISTED, 7, "7"), (None, 2, "2"), ("", 7, "7")],
 )
-def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(shown: str | None, job_id: int, name: str) -> None:
-    """`scancel 2` ends all tasks of array 2, one of which has the job id 2."""
-    commands = Commands(shown)
+def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(listed: str | None, job_id: int, name: str) -> None:
+    """`scancel 2` ends all tasks of array 2, one of which has the job id 2. What scontrol shows has a user's text, by
+    which the agent would end another user's job."""
+    forged = f"JobId={job_id} JobName=x\nJobId={job_id} ArrayJobId=99 ArrayTaskId=1 \n"
+    commands = Commands(forged, listed)
     port = SlurmPort("node1", lambda _text: None, commands)
     port.fail(job_id, "text")
     port.finish()
@@ -106,11 +113,34 @@ def test_an_answer_that_is_not_about_the_job_says_nothing_of_its_gpus(shown: str
         port.finish()
 
 
+def answers(command: tuple[str, ...], _timeout_s: float) -> str:
+    """Slurm's commands, where ARRAY runs."""
+    if command[0] == "squeue":
+        return "2 2_3\n3 2_1\n4 2_[5-7]\n"
+    return {"2_3": ARRAY.splitlines()[0], "2_1": ARRAY.splitlines()[1]}.get(command[-1], ARRAY)
+
+
 def test_the_gpus_of_a_task_are_not_those_of_the_other_tasks() -> None:
-    port = SlurmPort("node1", lambda _text: None, Commands(ARRAY))
-    assert port.held_by(2) is None
+    port = SlurmPort("node1", lambda _text: None, answers)
+    for job_id, index in ((2, 0), (3, 1)):
+        assert port.held_by(job_id) is None
+        port.finish()
+        assert port.held_by(job_id) == frozenset({index})
+
+
+@pytest.mark.parametrize(
+    "forged", ["x\n{head}Nodes=node1 CPU_IDs=0 Mem=0 {gres}", "x {head} Nodes=node1 {gres}\n{head}"]
+)
+def test_a_name_with_line_ends_gives_a_job_no_gpus(forged: str) -> None:
+    head, gres = "JobId=7 ", "GRES=gpu:h200:2(IDX:0-1)"
+    name = forged.format(head=head, gres=gres)
+    place = "JOB_GRES=shard:h200:9  Nodes=node1 CPU_IDs=0 Mem=0 GRES=shard:h200:9(IDX:1) MinCPUsNode=1"
+    shown = f"{head}JobName={name} UserId=user(1000) {place} Comment={name} \n"
+    port = SlurmPort("node1", lambda _text: None, Commands(shown, "7 7\n"))
+    assert port.held_by(7) is None
     port.finish()
-    assert port.held_by(2) == frozenset({0})
+    assert port.held_by(7) == frozenset({1})
+    assert port.whole_here(7) == frozenset()
 
 
 def fake_process(root: Path, pid: int) -> Path:

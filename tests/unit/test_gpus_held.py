@@ -18,6 +18,7 @@ from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
 
 SLICE, WHOLE = 7, 9
+FORGED_LINE = "   Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:60(IDX:0)"
 
 
 @pytest.fixture
@@ -68,6 +69,22 @@ def test_a_whole_gpu_of_which_another_job_has_a_slice_is_not_the_jobs(
     assert [grant.job_id for grant in rows(node)] == [SLICE]
     assert epilog_main(node.arguments, environment("0")) == 0
     assert not (node.jobs / str(WHOLE)).exists()
+
+
+def test_a_name_that_looks_like_an_answer_of_slurmctld_does_not_hide_that_the_gpu_is_others(
+    node: Node, controller: Controller
+) -> None:
+    assert f"of which job {SLICE} has a slice" in start(node, controller, gres="gpu:1(IDX:0)\n  " + FORGED_LINE)
+
+
+def test_of_an_array_whose_last_task_has_its_id_that_task_alone_is_sent_back(
+    node: Node, controller: Controller
+) -> None:
+    controller.has_here(SLICE, WHOLE, row=f"{WHOLE} {WHOLE} 3")
+    assert f"of which job {SLICE} has a slice" in start(node, controller)
+    update, requeue = controller.questions()[-2:]
+    assert update.startswith(f"update JobId={WHOLE}_3 AdminComment=hami_hpc: job {WHOLE} was given GPU 0")
+    assert requeue == f"requeue incomplete {WHOLE}_3"
 
 
 def test_a_job_that_cannot_be_requeued_has_its_steps_refused(

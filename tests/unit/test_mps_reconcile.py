@@ -69,6 +69,20 @@ def test_reconcile_stops_no_daemon_of_a_job_whose_row_is_lost(node: MpsNode, dry
     node.assert_no_mps()
 
 
+def test_reconcile_goes_on_where_the_daemons_cannot_be_listed(node: MpsNode) -> None:
+    common.open_ledger(node.settings).close()
+    folder = node.root / "run" / "mps"
+    folder.write_text("no directory")
+    half_written = node.root / "state" / "usage" / ".7-1"
+    half_written.parent.mkdir(parents=True)
+    half_written.write_text("{")
+    os.utime(half_written, (1, 1))
+    texts = [result.action.text for result in reconcile(node.settings, frozenset, dry_run=False)]
+    assert any(f"MPS daemons: {folder} cannot be listed (Not a directory)" in text for text in texts)
+    assert not half_written.exists(), "what follows is done"
+    folder.unlink()
+
+
 def _ready(node: MpsNode) -> mps_daemon.Place:
     common.open_ledger(node.settings).close()
     return node.place()

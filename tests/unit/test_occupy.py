@@ -31,7 +31,7 @@ with open("{notes}", "a") as notes:
 if "show" in sys.argv:
     print("{holds}")
 elif any(word.startswith("--format=%A|%T") for word in sys.argv):
-    print("9|RUNNING")
+    print("9|RUNNING|9|N/A")
 elif "--format=%A" in sys.argv:
     print("9")
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from hami_hpc.core.shards_shown import name_of_job, shards_of_node, whole_gpus_of_node
+from hami_hpc.core.shards_shown import any_whole_gpus_of_node, name_of_job, shards_of_node, whole_gpus_of_node
 
 JOB = """JobId=7 JobName=wrap
    UserId=ada(1001) GroupId=ada(1001) MCS_label=N/A
@@ -96,6 +96,18 @@ def test_whole_gpus_of_all_types_are_read(gres: str, gpus: set[int]) -> None:
     assert whole_gpus_of_node(job(gres), "node1") == gpus
     with pytest.raises(ValueError, match="different lines"):
         whole_gpus_of_node(job(gres, comment=FORGED), "node1")
+
+
+@pytest.mark.parametrize("gres", ["", "shard:a:1(IDX:1)", "gpu:1(IDX:-)", "gpu:1(IDX:3)", "x(", "gpu:1(IDX:0", "["])
+def test_nothing_that_a_user_writes_hides_a_whole_gpu(gres: str) -> None:
+    forged = f"x\n     Nodes=node1 CPU_IDs=0 Mem=0 GRES={gres}"
+    shown = job("gpu:a:1(IDX:1)")
+    for text in (job("gpu:a:1(IDX:1)", comment=forged), shown.replace("JobName=wrap", f"JobName={forged}")):
+        assert 1 in any_whole_gpus_of_node(text, "node1", 7)
+    with pytest.raises(ValueError, match="not job 8"):
+        any_whole_gpus_of_node(shown, "node1", 8)
+    with pytest.raises(ValueError, match="names no GPUs of node node2"):
+        any_whole_gpus_of_node(shown, "node2", 7)
 
 
 FORGED = "x\n     Nodes=node1 CPU_IDs=0 Mem=0 GRES=shard:a:1(IDX:3)"

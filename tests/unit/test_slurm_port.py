@@ -262,7 +262,7 @@ def test_a_request_that_slurm_does_not_take_is_reported_and_the_next_one_is_made
     assert told.is_set()
     assert [command for command, _ in commands.asked] == [
         ("scontrol", "notify", "7", "a?b"),
-        ("scontrol", "--oneliner", "show", "job", "7"),
+        ("squeue", "--all", "--local", "--noheader", "--jobs=7", "--format=%A %F %K"),
         ("scontrol", "update", "JobId=7", "AdminComment=hami_hpc: c?d"),
         ("scancel", "7"),
         ("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=e?f"),

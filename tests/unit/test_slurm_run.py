@@ -31,7 +31,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 def test_a_job_may_have_a_name_of_any_bytes(tmp_path: Path, program: Callable[[str, str], None]) -> None:
     program("scontrol", f"printf '{JOB}'")
     assert "JobName=caf\ufffd " in commands.show_jobs("7")
-    program("squeue", """case "$*" in *%T) echo '7|RUNNING' ;; esac""")
+    program("squeue", """case "$*" in *%K) echo '7|RUNNING|7|N/A' ;; esac""")
     (held,) = placeholders.Node("n1", {"PATH": f"{tmp_path}:/usr/bin:/bin"}).holdings()
     assert (held.job_id, held.slurm_index, held.shards) == (7, 1, 5)
 
@@ -55,11 +55,11 @@ def test_lists_of_jobs_of_another_form_are_no_jobs_that_ended(
             ask("n1")
 
 
-@pytest.mark.parametrize("printed", ["garbage", "7", "x|RUNNING", "7|RUNNING|x", "7 RUNNING"])
+@pytest.mark.parametrize("printed", ["garbage", "7|RUNNING", "x|RUNNING|7|1", "7|RUNNING|7|1|x", "7 RUNNING"])
 def test_what_jobs_hold_is_not_known_from_lines_of_another_form(
     tmp_path: Path, program: Callable[[str, str], None], printed: str
 ) -> None:
-    program("squeue", f"""case "$*" in *%T) echo '{printed}' ;; esac""")
+    program("squeue", f"""case "$*" in *%K) echo '{printed}' ;; esac""")
     with pytest.raises(NodeError, match="which is not understood"):
         placeholders.Node("n1", {"PATH": f"{tmp_path}:/usr/bin:/bin"}).holdings()
 

@@ -44,7 +44,7 @@ def tell(layout: Layout) -> None:
         cancel_own(layout, _SCRIPTS)
 
 
-def gpu_indices(layout: Layout, job: int) -> set[int]:
+def gpu_indices(layout: Layout, job: int | str) -> set[int]:
     """Returns the indices of the job's GPUs, also of those that it shares, from `scontrol show job -d`.
 
     Slurm prints them as gpu:h200:1(IDX:0), shard:279(IDX:0), or from 23.02 on shard:279(279/559,0/559).

@@ -31,6 +31,22 @@ test("the client's filter refuses early what it can see", function()
 	client_refused(pre_submit({ ["tres-per-task"] = "gres/vgpu:mem=8G" }), "--tres-per-task=gres/vgpu:mem=8G cannot carry")
 end)
 
+test("a vgpu in other letters or behind a blank is refused with what to write", function()
+	for _, kind in ipairs({ "sbatch", "salloc", "srun" }) do
+		for _, prefix in ipairs({ "", "gres:", "gres/" }) do
+			for _, text in ipairs({ "VGPU", "vGpu:mem=8G", " vgpu:mem=8G", "\tVGPU:2", "gres=vgpu:mem=8G", "gres=VGPU" }) do
+				local gres = prefix .. "nic:1," .. prefix .. text
+				client_refused(pre_submit({ type = kind, gres = gres }), "is not understood; a request is vgpu[:TYPE]")
+			end
+		end
+		for _, text in ipairs({ "VGPUS:1", "my_VGPU:1", "nic:VGPU:1", "VGPU_x" }) do
+			local rc, written = pre_submit({ type = kind, gres = text })
+			equal(rc, 0, "another gres")
+			untouched(written)
+		end
+	end
+end)
+
 test("options that count whole GPUs are refused with what to use instead", function()
 	local advice = {
 		["cpus-per-gpu"] = "--cpus-per-gpu=4 is for whole GPUs and cannot be combined with a vgpu; ask for CPUs with --cpus-per-task=N",
@@ -231,6 +247,16 @@ test("a step of another cluster's job has what that cluster says of the job, and
 	in_job(setmetatable(here, { __index = IN_STEP }), nil, function()
 		local _, written = pre_submit({ type = "srun", gres = "vgpu:mem=1%" })
 		equal(written.gres, "shard:279,vgpu_mem:1280,vgpu_cores:50")
+	end)
+end)
+
+test("a step with a GPU type that its job's partition does not have is refused", function()
+	in_job(IN_STEP, nil, function()
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:a100:mem=1G" }), "GPU type 'a100' is not in partition gpu")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:type=!h200,mem=1G" }), "type=!h200")
+		local rc, written = pre_submit({ type = "srun", gres = "vgpu:h200:mem=1G" })
+		equal(rc, 0)
+		equal(written.gres, "shard:279,vgpu_mem:1024,vgpu_cores:50")
 	end)
 end)
 
