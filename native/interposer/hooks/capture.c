@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hooks around stream captures. They change nothing: the keeper's looks for outstanding work would spoil a
- * capture, so it must know of each (limits/outstanding.h). It ends with its stream, too. A capture that no hook sees ended
- * is taken as under way for good. In a program whose memory is moved none begins meanwhile: what a move calls would spoil it, and be refused.
+ * capture, so it must know of each (limits/outstanding.h). It ends with its stream, too. A capture that no hook sees
+ * ended is taken as under way for good. In a program whose memory is moved none begins meanwhile: what a move calls
+ * would spoil it, and be refused.
  */
 #include "hooks/capture.h"
 

@@ -307,7 +307,10 @@ void hami_gate_launched(unsigned int slice, void *opaque_stream, bool per_thread
 	unlock(g, state);
 }
 
-/* Without waiting: this may be an exit from a signal's handler, in a thread that has the lock. No other context is taken for it. */
+/*
+ * Without waiting: this may be an exit from a signal's handler, in a thread that has the lock. No other context is taken
+ * for one that stays.
+ */
 void hami_gate_forget(uint64_t owner)
 {
 	for (unsigned int i = 0; i < hami_slice_count(); i++) {

@@ -50,7 +50,8 @@ static void judge_turn(const struct numbers *n)
 	CHECK(!hami_part_one_context(&terms, &part, contexts) || (contexts > 1 && !terms.latency));
 	const uint32_t sharers = (uint32_t)n->late, together = hami_part_sharers(&terms, &part, sharers);
 	CHECK(together <= sharers && (together == sharers || part.count > 1));
-	const uint32_t filled = hami_part_filled(n->rank, n->stay, n->usual), counts = hami_part_counts(filled);
+	const uint32_t filled = hami_part_filled(n->rank, n->stay, n->usual),
+		       counts = hami_part_counts(filled);
 	CHECK(n->stay < 0 || n->usual <= 0 || filled <= HAMI_PART_FULL);
 	CHECK(counts <= HAMI_PART_FULL && (counts >= filled || filled > HAMI_PART_FULL));
 	for (int opens = 0; opens < 2; opens++)
