@@ -150,6 +150,7 @@ _lib.hami_part_context.argtypes = (
     ctypes.POINTER(_I64),
 )
 _lib.hami_part_sharers.restype = _lib.hami_part_filled.restype = _lib.hami_part_counts.restype = _U32
+_lib.hami_part_settled.restype, _lib.hami_part_settled.argtypes = _U32, (_U32, _U32)
 _lib.hami_part_sharers.argtypes = (ctypes.POINTER(_Terms), ctypes.POINTER(_Part), _U32)
 _lib.hami_part_filled.argtypes, _lib.hami_part_counts.argtypes = (_U32, _I64, _I64), (_U32,)
 _lib.hami_part_one_context.restype = ctypes.c_bool
@@ -399,3 +400,8 @@ def filled(before: int, stay_ns: int, timeslice_ns: int) -> int:
 def counts(filled_permille: int) -> int:
     """Returns for how much of a process one counts that says so, permille."""
     return int(_lib.hami_part_counts(filled_permille))
+
+
+def settled(before: int, now: int) -> int:
+    """Returns how many divide a timeslice by a new count, permille."""
+    return int(_lib.hami_part_settled(before, now))

@@ -142,7 +142,8 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t sharer
 			       ? within(part_of(HAMI_DRIVERS_SLICE_US, sharers, 0), SLICE_LEAST,
 					HAMI_DRIVERS_SLICE_US)
 			       : 0;
-	const uint32_t slice = part_of(terms->cores_percent * slice_per_percent(terms), sharers, CHANGE);
+	const uint32_t change = terms->others_least_percent ? CHANGE : 0;
+	const uint32_t slice = part_of(terms->cores_percent * slice_per_percent(terms), sharers, change);
 	const bool is_free = terms->policy == HAMI_POLICY_BURST && !terms->others_least_percent;
 	const uint32_t shortest = is_free && sharers > HAMI_PART_FULL ? HAMI_DRIVERS_SLICE_US : SLICE_LEAST;
 	return slice < shortest ? shortest : slice;

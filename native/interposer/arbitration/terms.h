@@ -58,7 +58,7 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 /*
  * Returns the timeslice of one of those processes, or contexts of them, that share the terms, in microseconds; 0: the
  * driver's. `sharers`: how many make the same of it together, permille (hami_part_counts()). They divide the tenant's, and
- * what their changes take is the tenant's own; clients of an MPS server do not, as all of them set the server's. Beside somebody
+ * what their changes take is the tenant's own where others are there; clients of an MPS server do not, as all of them set the server's. Beside somebody
  * latency-critical the class's own does not count: it is short, but for a latency-critical tenant whom nobody comes before,
  * and that is not greedy.
  */
