@@ -17,6 +17,7 @@ from harness.story import gpu_indices
 USER, OTHER = "games", "news"
 HALF = "--gres=vgpu:mem=40G,cores=50"
 WHOLE = "--gres=gpu:1"
+FORGETS = config.slurm_version() < (23, 11, 5)  # who else has slices of a GPU
 FORGED_NAME = "--job-name=x\n     Nodes=node1 CPU_IDs=0 Mem=0 GRES="
 
 
@@ -55,7 +56,7 @@ def test_a_gpu_of_which_a_job_has_a_slice_is_no_other_jobs_as_a_whole(cancelled:
     assert jobs.state(cancelled, second) == "RUNNING"
     assert jobs.output(cancelled, OTHER, waiting) == "", "it has not run"
     assert not node.drain_reason(cancelled)
-    if config.slurm_release() < (23, 11):
+    if FORGETS:
         facts = jobs.job_facts(cancelled, waiting)
         assert (facts["Restarts"], facts["Reason"]) == ("1", "BeginTime"), "Slurm starts it again after two minutes"
         text = jobs.admin(cancelled, "scontrol", "show", "job", str(waiting))
@@ -72,6 +73,5 @@ def test_an_interactive_job_that_is_given_such_a_gpu_is_told_why(cancelled: Layo
     jobs.wait_for_state(cancelled, first, "CANCELLED")
     done = jobs.run_as(cancelled, OTHER, ("srun", "--immediate=20", WHOLE, "true"))
     assert done.status != 0
-    forgets = config.slurm_release() < (23, 11)
-    told = f"of which job {second} has a slice" if forgets else "Unable to allocate resources"
+    told = f"of which job {second} has a slice" if FORGETS else "Unable to allocate resources"
     assert told in done.err, done.err

@@ -2,7 +2,7 @@
 /*
  * How the processes of a tenant divide its time. The GPU serves each of them once in a round, so they divide the tenant's
  * timeslice: those that use all of theirs in equal parts of what the others leave. Where that is too short for all of them
- * they are open in turns, a round each. Contexts of one process have timeslices of their own, and divide those of the process.
+ * they are open in turns. Contexts of one process have timeslices of their own, and divide those of the process.
  *
  * Beside somebody latency-critical all timeslices are as short as can be, so two processes with work would change places all
  * the time and get nothing done: a change takes twenty times as long as such a timeslice. So they divide the tenant's turn in
@@ -23,8 +23,8 @@ struct hami_part {
  * Returns whether it is the process's part of its tenant's time at `now`, ns of the clock that all tenants share; sets when
  * that may change. Beside somebody latency-critical it is one among those of its job that have work most of the time. A turn
  * has no more parts than are worth a change: with more processes each has one every few rounds, and of very many some have
- * theirs together. Elsewhere it is one among those of its step that use most of their timeslices, of whom as many are open in
- * a round as can have a timeslice that is worth its change.
+ * theirs together. Elsewhere it is one among those of its step that use most of their timeslices, of whom as many are open at
+ * a time as can have a timeslice.
  */
 bool hami_part_open(const struct hami_terms *terms, const struct hami_part *part, int64_t now,
 		    int64_t *until);

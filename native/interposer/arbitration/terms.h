@@ -65,8 +65,8 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t sharers);
 
 /*
- * Returns how many of the tenant's processes can divide its timeslice so that each has one that is worth its change;
- * UINT32_MAX: any number, as nobody else is on the GPU, or timeslices do not follow from cores.
+ * Returns how many of the tenant's processes can divide its timeslice so that none has too short a one; UINT32_MAX: any
+ * number, as nobody else is on the GPU, or timeslices do not follow from cores.
  */
 uint32_t hami_terms_at_once(const struct hami_terms *terms);
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import shutil
 import socket
 import subprocess
@@ -190,11 +191,17 @@ PartitionName=cpu Nodes={CPU_NODE} MaxTime=60 OverSubscribe=NO
 
 
 @functools.cache
+def slurm_version() -> tuple[int, int, int]:
+    """Returns the version of the installed Slurm, such as (22, 5, 8)."""
+    said = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout
+    match = re.search(r"([0-9]+)\.([0-9]+)\.([0-9]+)", said)
+    assert match, said
+    return int(match[1]), int(match[2]), int(match[3])
+
+
 def slurm_release() -> tuple[int, int]:
     """Returns the release of the installed Slurm, such as (22, 5)."""
-    version = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
-    year, month = (int(part) for part in version.split(".")[:2])
-    return year, month
+    return slurm_version()[:2]
 
 
 def cgroup_conf() -> str:
