@@ -67,7 +67,7 @@ def test_processes_with_little_to_do_take_little_from_the_one_that_works(tmp_pat
     """13 us each ms: it had 19 % of its 50, as they waited for the GPU nearly always."""
     first, other = jobs(tmp_path, machine, 50, 50)
     commands = [WORK, *[(KIND, "light", MS, 0)] * 3]
-    measured(lambda: together(first, commands, [other]), lambda got: got[0] > 41)
+    measured(lambda: together(first, commands, [other]), lambda got: got[0] > 44)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -85,7 +85,7 @@ def test_a_process_that_was_killed_or_stopped_divides_nothing(
         measured(lambda: together(first, [WORK], [other]), lambda got: got[0] > 44)
 
 
-@pytest.mark.parametrize(("cores", "processes", "least"), [(10, 16, 86), (1, 16, 94), (50, 16, 46)])
+@pytest.mark.parametrize(("cores", "processes", "least"), [(10, 16, 86), (1, 16, 94), (50, 16, 47)])
 def test_many_processes_leave_the_others_their_cores(
     cores: int, processes: int, least: float, tmp_path: Path, machine: Machine
 ) -> None:
