@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the driver's own memory limits by cgroup: whether they exist here, and for which slices they stand."""
+"""Checks of what else fences a slice's memory: the driver's own limits by cgroup, whether they exist here and for which
+slices they stand; and that GPUs do not use memory that nobody counts."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from hami_hpc.node.agent_settings import read_agent
 from hami_hpc.stages import common
 
 WHAT = "driver's memory limits"
+PAGEABLE = "memory from malloc()"
+ADDRESSING = {1: "HMM", 2: "ATS"}  # nvmlDeviceAddressingModeType_t
 LISTED_MAX = 8
 
 
@@ -67,4 +70,25 @@ def _slices(facts: Facts, module: ModuleType) -> Finding:
     return finding(WHAT, not without, detail, advice, Level.WARN)
 
 
-CHECKS = ((WHAT, check_driver_limits),)
+def check_pageable_memory(facts: Facts) -> Iterator[Finding]:
+    """Warns where memory from malloc() can move to a GPU (NVML's addressing mode HMM or ATS): the resource manager is
+    not asked for it, so no slice is charged. Says nothing where the driver or nvidia-ml-py does not tell."""
+    if all(mode == "mig" for mode in facts.settings.modes):
+        return
+    module = nvml.open_nvml()
+    try:
+        handles = [module.nvmlDeviceGetHandleByIndex(i) for i in range(module.nvmlDeviceGetCount())]
+        moving = {ADDRESSING[mode] for mode in map(module.nvmlDeviceGetAddressingMode, handles) if mode in ADDRESSING}
+    except (AttributeError, module.NVMLError):
+        return
+    finally:
+        module.nvmlShutdown()
+    names = " and ".join(sorted(moving))
+    detail = f"can move to the GPU, where no slice counts it ({names})" if moving else "is not used by GPUs"
+    advice = "no setting turns ATS off; docs/security.md says what it means"
+    if "HMM" in moving:
+        advice = "options nvidia-uvm uvm_disable_hmm=1 in a file of /etc/modprobe.d, and a reboot, turn HMM off"
+    yield finding(PAGEABLE, not moving, detail, advice, Level.WARN)
+
+
+CHECKS = ((WHAT, check_driver_limits), (PAGEABLE, check_pageable_memory))

@@ -47,6 +47,7 @@ static const struct field {
 	NUMBER_KEY(kernel_ns),
 	NUMBER_KEY(copy_gb_per_s),
 	NUMBER_KEY(fill_gb_per_s),
+	NUMBER_KEY(addressing),
 	NUMBER_KEY(gpm),
 };
 

@@ -38,7 +38,8 @@ struct sim_model {
 	uint32_t kernel_ns; /* what a kernel takes that does not say how long it takes */
 	/* Bytes per ns that a copy within the device moves, and a fill writes; 0: it takes no time. */
 	uint32_t copy_gb_per_s, fill_gb_per_s;
-	uint32_t gpm; /* 1: NVML's GPU performance monitoring is there, as from Hopper on */
+	uint32_t addressing; /* of pageable memory: what nvmlDeviceGetAddressingMode says */
+	uint32_t gpm;        /* 1: NVML's GPU performance monitoring is there, as from Hopper on */
 	uint32_t mig_count;
 	struct sim_mig_profile mig[SIM_MAX_MIG_PROFILES];
 };

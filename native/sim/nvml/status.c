@@ -268,6 +268,15 @@ nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
+{
+	NVML_ENTER_DEVICE(device, mode);
+	if (mode->version != nvmlDeviceAddressingMode_v1)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	mode->value = device->model->addressing;
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
 {
 	NVML_ENTER_DEVICE(device, current && pending);
