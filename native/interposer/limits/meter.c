@@ -55,6 +55,7 @@ static void begin(struct meter *m, int64_t now)
 {
 	hami_use_begin(&m->use, now);
 	m->use.on = !m->paused;
+	m->came = 0;
 }
 
 /* Asks the driver to tell the switches, by the first of this process's channels. */
@@ -253,7 +254,8 @@ void hami_meter_forked(void)
 		if (!m->told && !m->asked)
 			continue;
 		m->told = false;
-		m->asked = m->paused = 0;
+		m->asked = m->paused = m->came = 0;
+		m->unfilled = 0;
 		m->sample_count = m->own_count = 0;
 	}
 }
