@@ -4,7 +4,7 @@
 Prolog, epilog, reconcile, the agent and `hami-hpc gpu` call `write`; it imports nothing that a prolog does not have
 already. An event is one write to a file opened with O_APPEND, so that events of several processes never mix. A line
 that a crash or a full disk cut off is ended by the next writer. At ROTATE_BYTES the file becomes events.jsonl.1; a lock
-lets one process alone rename it, and never a second time. It is a file of root's own: who may read events may lock theirs.
+lets one process alone rename it, and never a second time. It is a file of root's own: who reads a file can lock it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import sys
 
 from conformance import BUILD
 
-# As a container's first process. What it starts starts the watch and is killed; it keeps the watch's standard input open,
-# as a process does that slurmstepd has forked. Prints the state of its own program.
+# As a container's first process. What it starts starts the watch and is killed; it keeps the watch's standard input
+# open, as a process does that slurmstepd has forked. Prints the state of its own program.
 SUPERVISOR = r"""
 import ctypes, os, re, signal, subprocess, sys, time
 
