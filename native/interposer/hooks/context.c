@@ -8,6 +8,7 @@
 #include "base/secure.h"
 #include "base/table.h"
 #include "driver/access.h"
+#include "hooks/capture.h"
 #include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/ending.h"
@@ -186,6 +187,7 @@ static void forget(uint64_t owner, bool whole)
 	if (!owner)
 		return;
 	hami_gate_end_context(owner, true);
+	hami_capture_end_context(owner);
 	if (!whole)
 		return;
 	hami_table_take_owner(owner, &sums);
