@@ -194,7 +194,8 @@ def test_a_gate_holds_contexts_that_end_after_each_launch(
     names = iter("abcdefgh")
 
     def share() -> float:
-        return shares(run(gated(tmp_path, machine, 20, next(names)), BUILD / "compute/work_of_a_kind", kind, 2500, 0))[0]
+        made = gated(tmp_path, machine, 20, next(names))
+        return shares(run(made, BUILD / "compute/work_of_a_kind", kind, 2500, 0))[0]
 
     measured(share, lambda seen: 10 < seen < 30)
 
