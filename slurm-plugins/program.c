@@ -46,6 +46,47 @@ static int64_t now_ms(void)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/*
+ * Closes all descriptors but the first three. Linux before 5.9 (RHEL 8) has no close_range: there by /proc. Only
+ * async-signal-safe calls. Returns whether it could.
+ */
+static bool close_others(void)
+{
+	struct entry { /* of getdents64 */
+		uint64_t inode;
+		int64_t next;
+		uint16_t length;
+		uint8_t kind;
+		char name[];
+	};
+	_Alignas(struct entry) char entries[2048];
+	long size;
+	int folder;
+
+#ifdef SYS_close_range
+	if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
+		return true;
+#endif
+	folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (folder < 0)
+		return false;
+	while ((size = syscall(SYS_getdents64, folder, entries, sizeof(entries))) > 0) {
+		const struct entry *entry;
+
+		for (long at = 0; at < size; at += entry->length) {
+			int fd = 0;
+
+			entry = (const struct entry *)(entries + at);
+			for (const char *digit = entry->name; *digit >= '0' && *digit <= '9'; digit++)
+				fd = 10 * fd + *digit - '0';
+			if (fd > 2 && fd != folder)
+				close(fd);
+		}
+	}
+	close(folder);
+	return size == 0;
+}
+
 /* Becomes the program, with an environment in which nothing is the user's. Only async-signal-safe calls. */
 __attribute__((noreturn)) static void become(char *const argv[], char *const env[], int input, int output)
 {
@@ -59,12 +100,9 @@ __attribute__((noreturn)) static void become(char *const argv[], char *const env
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	setpgid(0, 0);
 	if (null < 0 || dup2(input < 0 ? null : input, 0) < 0 || dup2(output < 0 ? null : output, 1) < 0 ||
-	    dup2(null, 2) < 0 || chdir("/") < 0)
+	    dup2(null, 2) < 0 || chdir("/") < 0 || !close_others())
 		_exit(126);
 	umask(022);
-#ifdef SYS_close_range
-	syscall(SYS_close_range, 3u, ~0u, 0u);
-#endif
 	execve(argv[0], argv, env);
 	_exit(127);
 }

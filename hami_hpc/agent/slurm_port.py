@@ -130,9 +130,10 @@ class SlurmPort:
 
         def end() -> None:
             try:
-                name = self._name(job_id)
-                self._tell(("scontrol", "update", f"JobId={name}", f"AdminComment=hami_hpc: {plain(text)}"))
-                self._tell(("scancel", name))
+                name = self._name(job_id, "ended")
+                if name:
+                    self._tell(("scontrol", "update", f"JobId={name}", f"AdminComment=hami_hpc: {plain(text)}"))
+                    self._tell(("scancel", name))
             finally:
                 self._ending.discard(job_id)
 
@@ -145,23 +146,32 @@ class SlurmPort:
         """Sets a job's AdminComment."""
 
         def update() -> None:
-            comment = f"AdminComment=hami_hpc: {plain(text)}"
-            self._tell(("scontrol", "update", f"JobId={self._name(job_id)}", comment))
+            name, comment = self._name(job_id, "commented"), f"AdminComment=hami_hpc: {plain(text)}"
+            if name:
+                self._tell(("scontrol", "update", f"JobId={name}", comment))
 
         self._later(update, f"job {job_id} could not be commented")
 
     def requeue(self, job_id: int) -> None:
         """Puts a job back into the queue. Slurm requeues batch jobs that allow it, and no others."""
-        self._later(
-            lambda: self._tell(("scontrol", "requeue", "incomplete", self._name(job_id))),
-            f"job {job_id} could not be requeued",
-        )
 
-    def _name(self, job_id: int) -> str:
+        def send_back() -> None:
+            name = self._name(job_id, "requeued")
+            if name:
+                self._tell(("scontrol", "requeue", "incomplete", name))
+
+        self._later(send_back, f"job {job_id} could not be requeued")
+
+    def _name(self, job_id: int, done: str) -> str:
         """Returns what names exactly this job in Slurm's commands, as root runs them: 12 may be all tasks of an array.
-        From numbers alone, as a job's name or comment can look like the answer of scontrol, with another's id."""
+        From numbers alone, as a job's name or comment can look like the answer of scontrol, with another's id. Returns
+        "" where nobody says it, after a report that the job could not be `done`."""
         command = ("squeue", "--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %F %K")
-        return name_of_job(self.run(command, TIMEOUT_S) or "", job_id)
+        try:
+            return name_of_job(self.run(command, TIMEOUT_S) or "", job_id)
+        except ValueError as error:
+            self.report(f"job {job_id} could not be {done}: {error}: is slurmctld up (scontrol ping)?")
+            return ""
 
     def drain(self, text: str) -> None:
         """Drains this node."""

@@ -35,19 +35,28 @@ def _part_names(part: str, node: str) -> bool:
         return part == node
     if not node.startswith(prefix):
         return False
-    texts_and_ranges = re.split(r"\[([^\]]*)\]", part)
-    pattern = "".join(r"(\d+)" if index % 2 else re.escape(text) for index, text in enumerate(texts_and_ranges))
-    match = re.fullmatch(pattern, node)
-    return match is not None and all(map(_in_ranges, match.groups(), texts_and_ranges[1::2]))
+    ends = {0}  # up to where the node's name is that of the list
+    for index, text in enumerate(re.split(r"\[([^\]]*)\]", part)):
+        if index % 2:  # ranges: the next group may follow after any of the digits, as in n[1-3][10-20]
+            tries = [(begin, end) for begin in ends for end in range(begin + 1, len(node) + 1)]
+            ends = {end for begin, end in tries if _in_ranges(node[begin:end], text)}
+        else:
+            ends = {begin + len(text) for begin in ends if node.startswith(text, begin)}
+    return len(node) in ends
 
 
 def _in_ranges(number: str, ranges: str) -> bool:
     """Returns whether a number such as `7` is in `1-8,12`. `07` is not: it names another node."""
+    if not _is_number(number):
+        return False
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
-        numbers = (first, last or first, number)
-        if not all(text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS for text in numbers):
+        if not _is_number(first) or not _is_number(last or first):
             continue
         if int(first) <= int(number) <= int(last or first) and str(int(number)).zfill(len(first)) == number:
             return True
     return False
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS

@@ -23,7 +23,7 @@ _PLACE = re.compile(r"(?:^| ) +Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.M
 _SHARDS = re.compile(rf"{c.GRES_SHARD}(?::[^:(]+)?:([0-9]{{1,18}})\((?:IDX:([0-9]{{0,4}})|([0-9/,-]+))\)", re.ASCII)
 _WHOLE = re.compile(r"gpu(?::[^:(]+)?:[0-9]{1,4}\(IDX:([0-9,-]{0,999})\)", re.ASCII)
 _PART = re.compile(r"(-|[0-9]{1,18})/[0-9]{1,18}", re.ASCII)
-_ROW = re.compile(r"([0-9]+) ([0-9]+) ([0-9]+)", re.ASCII)
+_ROW = re.compile(r"([0-9]+) ([0-9]+) ([0-9]+|N/A)", re.ASCII)
 SHOWN_MAX = 200  # characters of Slurm's text in a message
 
 
@@ -85,12 +85,15 @@ def _whole(gres: str) -> frozenset[int]:
 
 def name_of_job(rows: str, job_id: int) -> str:
     """Returns what names exactly this job to scontrol, 12_3 for a task of an array, from the lines of
-    `squeue --noheader --jobs=ID --format="%A %F %K"`: numbers alone, of which a user writes none."""
+    `squeue --noheader --jobs=ID --format="%A %F %K"`: numbers alone, of which a user writes none.
+
+    Raises ValueError where they do not say, as the id alone may name all tasks of an array.
+    """
     for row in rows.splitlines():
         match = _ROW.fullmatch(row.strip())
         if match is not None and int(match[1]) == job_id:
-            return f"{match[2]}_{match[3]}"
-    return str(job_id)
+            return str(job_id) if match[3] == "N/A" else f"{match[2]}_{match[3]}"
+    raise ValueError(f"squeue does not say whether job {job_id} is a task of an array")
 
 
 def _by_gpu(gres: str) -> dict[int, int]:

@@ -3,22 +3,23 @@
 
 Prolog, epilog, reconcile, the agent and `hami-hpc gpu` call `write`; it imports nothing that a prolog does not have
 already. An event is one write to a file opened with O_APPEND, so that events of several processes never mix. A line
-that a crash or a full disk cut off is ended by the next writer. At ROTATE_BYTES the file becomes events.jsonl.1; the
-lock on the file itself lets one process alone rename it, and never a second time.
+that a crash or a full disk cut off is ended by the next writer. At ROTATE_BYTES the file becomes events.jsonl.1; a lock
+lets one process alone rename it, and never a second time. It is a file of root's own: who reads a file can lock it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import time
 
 from hami_hpc.core.contexts import suppress
 from hami_hpc.errors import NodeError
+from hami_hpc.node import locks
 
 NAME = "events.jsonl"
 OLD = f"{NAME}.1"
+LOCK = "events.lock"
 ROTATE_BYTES = 7 << 20
 MAX_BYTES = 8 << 20  # also where nobody can rename the file: both files have at most twice as much
 TEXT_MAX = 500  # characters of one text
@@ -78,7 +79,7 @@ def _append(state_dir: str, line: str, group: int) -> None:
                 group = os.fstat(fd).st_gid if group == -1 else group
                 continue
             if size + len(data) > MAX_BYTES:
-                raise NodeError("it is full, and cannot be renamed or is locked by another process (fuser)")
+                raise NodeError(f"it is full, and cannot be renamed or {LOCK} is held by another process (fuser)")
             if size and os.pread(fd, 1, size - 1) != b"\n":  # what a crash or a full disk cut off
                 data = b"\n" + data
             if os.write(fd, data) != len(data):
@@ -112,9 +113,12 @@ def _open(path: str, group: int) -> int:
 
 def _rotate(path: str, fd: int) -> bool:
     """Makes the full file the old one. Returns False where it stays: another process does this now, or it cannot be
-    renamed. Only the process that holds the lock of the file at `path` renames it, so that no new file is."""
+    renamed. Only the process that holds the lock renames it, and only the full one, so that no new file is."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = locks.acquire(f"{os.path.dirname(path)}/{LOCK}", exclusive=True, timeout_s=0)
+    except (NodeError, OSError):
+        return False
+    try:
         at_path, full = os.stat(path, follow_symlinks=False), os.fstat(fd)
         if (at_path.st_dev, at_path.st_ino) == (full.st_dev, full.st_ino):
             os.rename(path, f"{path}.1")
@@ -122,4 +126,6 @@ def _rotate(path: str, fd: int) -> bool:
         return True
     except OSError:
         return False
+    finally:
+        os.close(lock)
     return True

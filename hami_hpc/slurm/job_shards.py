@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import time
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.shards_shown import any_whole_gpus_of_node, name_of_job, shards_of_node
 from hami_hpc.errors import NodeError
 
@@ -59,7 +60,8 @@ def _read(
             if not has_answered and (isinstance(error, ValueError) or UNKNOWN_JOB in problem):
                 has_answered, end = True, time.monotonic() + BOUND_S
             if isinstance(error, ValueError) and not is_named:  # an array's id is also that of one of its tasks
-                is_named, name = True, exact_name(scontrol, env, job_id, end)
+                with suppress(NodeError):
+                    is_named, name = True, exact_name(scontrol, env, job_id, end)
                 if name != str(job_id):
                     continue
         if time.monotonic() + PAUSE_S >= end:
@@ -71,14 +73,14 @@ def _read(
 
 
 def exact_name(scontrol: str, env: Mapping[str, str], job_id: int, end: float | None = None) -> str:
-    """Returns what names exactly this job to scontrol, as an array's id means all of its tasks; the id where squeue
-    does not answer, until `end` of the monotonic clock (None: ANSWER_S from now)."""
+    """Returns what names exactly this job to scontrol, as an array's id means all of its tasks. Raises NodeError where
+    squeue does not say it until `end` of the monotonic clock (None: ANSWER_S from now)."""
     squeue = f"{scontrol.rpartition('/')[0]}/squeue"
     options = ("--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %F %K")
     try:
         return name_of_job(_answer(end or time.monotonic() + ANSWER_S, env, squeue, *options), job_id)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return str(job_id)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise NodeError(_reason(error)) from error
 
 
 def _answer(end: float, env: Mapping[str, str], *command: str) -> str:

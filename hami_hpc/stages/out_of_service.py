@@ -38,13 +38,14 @@ def send_back(settings: Settings, environment: Mapping[str, str], job_id: int) -
     """Requeues a refused job, which Slurm starts again after about two minutes, and fills the GPU. Returns whether it
     was requeued."""
     from hami_hpc.node.drain import find_scontrol
-    from hami_hpc.slurm import job_shards, placeholders
+    from hami_hpc.slurm import placeholders
     from hami_hpc.stages import occupy
+    from hami_hpc.stages.send_back import name_of
 
     scontrol, done = find_scontrol(), False
-    if scontrol is not None:
-        env = placeholders.environment(environment)
-        done = placeholders.requeue(job_shards.exact_name(scontrol, env, job_id), scontrol, env)
+    name = "" if scontrol is None else name_of(environment, job_id, scontrol)
+    if scontrol is not None and name:
+        done = placeholders.requeue(name, scontrol, placeholders.environment(environment))
     occupy.start_detached(settings, environment, 0.0)
     return done
 

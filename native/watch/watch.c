@@ -227,7 +227,7 @@ static pid_t read_task(void)
  * SIGTSTP stops a program that does not handle it, and a stopped program moves nothing. So those of the step go on that are
  * stopped soon after it. What stops them later is Slurm, and final: it stops this process too, which says nothing then.
  */
-static void watch(int signals, int orders)
+static void watch(int signals, int orders, pid_t slurmstepd)
 {
 	struct pollfd waiting[] = {{.fd = signals, .events = POLLIN}, {.fd = STDIN_FILENO, .events = POLLIN}};
 	struct allowance bursts = {.each_ms = LOOKS_MS};
@@ -239,7 +239,9 @@ static void watch(int signals, int orders)
 		if (found < 0 && errno != EINTR)
 			return;
 		if (found == 0) {
-			step_go_on(getppid());
+			if (getppid() != slurmstepd)
+				return; /* it was killed, and another process is the parent of what it left */
+			step_go_on(slurmstepd);
 			looks--;
 		} else if (waiting[0].revents && read(signals, &came, sizeof came) == (ssize_t)sizeof came) {
 			const char order = came.ssi_signo == SIGTSTP ? 'o' : 'i';
@@ -275,7 +277,7 @@ int main(int argc, char **argv)
 {
 	int orders, signals;
 	sigset_t all, wanted;
-	pid_t task;
+	pid_t task, slurmstepd = getppid();
 
 	if (!parse(argc, argv)) {
 		fputs("usage: hami-hpc-watch --job ID --program PATH [--config PATH]\n"
@@ -301,6 +303,6 @@ int main(int argc, char **argv)
 		       job, (int)task);
 		return 1;
 	}
-	watch(signals, orders);
+	watch(signals, orders, slurmstepd);
 	return 0;
 }

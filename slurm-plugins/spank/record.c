@@ -109,12 +109,16 @@ static int check_file(int fd, uid_t owner)
 	return 0;
 }
 
-/* Reads a record that root may change in place: sequence is odd during a change and differs after it. */
+/*
+ * Reads a record that root may change in place: sequence is odd during a change and differs after it. Where it stays odd
+ * all the time, root was killed or stopped during a change: each field is the old or the new one, and both are root's.
+ */
 static int read_stable(int fd, struct hami_limits *limits)
 {
 	const struct timespec pause = {0, STABLE_PAUSE_NS};
 	const off_t sequence_at = (off_t)offsetof(struct hami_limits, sequence);
-	uint64_t sequence;
+	uint64_t sequence, first = 0;
+	bool stays = true;
 
 	for (int i = 0; i < STABLE_TRIES; i++) {
 		if (i > 0)
@@ -124,8 +128,10 @@ static int read_stable(int fd, struct hami_limits *limits)
 			return RECORD_SIZE;
 		if (limits->sequence % 2 == 0 && limits->sequence == sequence)
 			return 0;
+		first = i ? first : sequence;
+		stays = stays && limits->sequence == first && sequence == first;
 	}
-	return RECORD_UNSTABLE;
+	return stays ? 0 : RECORD_UNSTABLE;
 }
 
 /* Reads the first line of a file that only owner can write. False if there is no such file or no text. */

@@ -37,7 +37,7 @@ SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
 COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
 PART_BUSY = constant("parts.h", "HAMI_PART_BUSY")
-FULL = constant("parts.h", "HAMI_PART_FULL")
+FULL = constant("terms.h", "HAMI_PART_FULL")
 ANY_NUMBER = 2**32 - 1
 
 

@@ -186,6 +186,20 @@ def test_a_gate_holds_contexts_that_launch_in_turn(tmp_path: Path, machine: tupl
     run_within(10, 30, made, BUILD / "compute/contexts_in_turn", 1500, 2)
 
 
+@pytest.mark.parametrize("kind", ["contexts", "ends", "resets"])
+def test_a_gate_holds_contexts_that_end_after_each_launch(
+    kind: str, tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    """They had 99 %."""
+    names = iter("abcdefgh")
+
+    def share() -> float:
+        made = gated(tmp_path, machine, 20, next(names))
+        return shares(run(made, BUILD / "compute/work_of_a_kind", kind, 2500, 0))[0]
+
+    measured(share, lambda seen: 10 < seen < 30)
+
+
 def test_a_thread_that_is_cancelled_at_a_gate_holds_nobody_up(tmp_path: Path, machine: tuple[Path, str]) -> None:
     run(gated(tmp_path, machine, 20, "job"), BUILD / "compute/a_cancelled_thread_holds_nobody_up", "launches")
 

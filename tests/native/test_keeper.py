@@ -154,13 +154,14 @@ def test_a_thread_that_is_cancelled_while_libcuda_is_asked_holds_nobody_up(tmp_p
     run(slice_of(tmp_path, machine, 20, "cap"), program, "captures", faults="cuCtxRecordEvent=0:delay_us=20000")
 
 
-def test_a_capture_whose_stream_is_destroyed_is_over(tmp_path: Path, machine: Machine) -> None:
+@pytest.mark.parametrize("what", ["stream", "context", "reset"])
+def test_a_capture_whose_stream_is_destroyed_is_over(what: str, tmp_path: Path, machine: Machine) -> None:
     """It counted as under way for good, and all of the time as used: 400 requests instead of 1900."""
     names = iter("abcdefgh")
 
     def requests() -> float:
         made = slice_of(tmp_path, machine, 20, "cap", next(names))
-        return shares(run(made, BUILD / "compute/a_capture_ends_with_its_stream"))[0]
+        return shares(run(made, BUILD / "compute/a_capture_ends_with_its_stream", what))[0]
 
     measured(requests, lambda count: count > 1200)
 

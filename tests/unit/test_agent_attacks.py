@@ -89,7 +89,7 @@ LISTED = "2 2 3\n3 2 1\n4 2 5\n7 7 N/A\n"
 
 @pytest.mark.parametrize(
     ("listed", "job_id", "name"),
-    [(LISTED, 2, "2_3"), (LISTED, 3, "2_1"), (LISTED, 7, "7"), (None, 2, "2"), ("", 7, "7")],
+    [(LISTED, 2, "2_3"), (LISTED, 3, "2_1"), (LISTED, 7, "7")],
 )
 def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(listed: str | None, job_id: int, name: str) -> None:
     """`scancel 2` ends all tasks of array 2, one of which has the job id 2. What scontrol shows has a user's text, by
@@ -103,6 +103,20 @@ def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(listed: str | N
         ("scontrol", "update", f"JobId={name}", "AdminComment=hami_hpc: text"),
         ("scancel", name),
     ]
+
+
+@pytest.mark.parametrize("listed", [None, "", "3 2 1\n", "2 2 [1-3]\n"])
+def test_a_job_that_squeue_does_not_name_is_left_alone(listed: str | None) -> None:
+    """Its id may be that of all tasks of its array."""
+    commands, reports = Commands("", listed), list[str]()
+    port = SlurmPort("node1", reports.append, commands)
+    port.fail(2, "text")
+    port.comment(2, "text")
+    port.requeue(2)
+    port.finish()
+    assert [command[0] for command in commands.run] == ["squeue"] * 3
+    why = "squeue does not say whether job 2 is a task of an array: is slurmctld up (scontrol ping)?"
+    assert reports == [f"job 2 could not be {done}: {why}" for done in ("ended", "commented", "requeued")]
 
 
 @pytest.mark.parametrize("shown", ["", "slurm_load_jobs error: none\n", "JobId=70 GRES=gpu:h200:1(IDX:1)", "\0"])

@@ -96,13 +96,13 @@ def test_the_group_stays_when_a_full_file_is_renamed(tmp_path: Path, small: None
     events.write(str(tmp_path), "agent", "started", 60, text="one")
     for number in range(60):
         write(tmp_path, f"event {number}")
-    assert [path.stat().st_gid for path in sorted(tmp_path.iterdir())] == [60, 60]
+    assert [path.stat().st_gid for path in sorted(tmp_path.glob("*.jsonl*"))] == [60, 60]
 
 
 def test_both_files_together_are_bounded_and_the_newest_events_stay(tmp_path: Path, small: None) -> None:
     for number in range(500):
         write(tmp_path, f"event {number}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [events.NAME, events.OLD]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [events.NAME, events.OLD, events.LOCK]
     assert all(path.stat().st_size < 5000 for path in tmp_path.iterdir())
     found = texts(tmp_path)
     assert found == [f"event {number}" for number in range(500 - len(found), 500)]
@@ -149,7 +149,7 @@ def test_a_stopped_process_that_holds_the_lock_keeps_nobody_waiting_and_the_boun
 ) -> None:
     for number in range(40):
         write(tmp_path, f"event {number}")
-    with (tmp_path / events.NAME).open() as file:
+    with (tmp_path / events.LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for number in range(60):
             write(tmp_path, f"later {number}")
@@ -158,6 +158,20 @@ def test_a_stopped_process_that_holds_the_lock_keeps_nobody_waiting_and_the_boun
         assert all("cannot be written (it is full" in line and "later" in line for line in syslog)
     write(tmp_path, "afterwards")
     assert texts(tmp_path)[-1] == "afterwards"
+
+
+def test_nobody_who_may_read_the_events_keeps_them_from_being_written(
+    tmp_path: Path, small: None, syslog: list[str]
+) -> None:
+    """By a lock on the file, which takes a descriptor for reading alone."""
+    write(tmp_path, "before")
+    with (tmp_path / events.NAME).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for number in range(60):
+            write(tmp_path, f"event {number}")
+    assert syslog == []
+    assert texts(tmp_path)[-1] == "event 59"
+    assert stat.S_IMODE((tmp_path / events.LOCK).stat().st_mode) == 0o600
 
 
 def test_half_a_line_of_a_crash_is_no_event_and_spoils_none(tmp_path: Path) -> None:

@@ -140,7 +140,10 @@ def test_a_refused_job_is_requeued_if_slurm_does_that(
     started: list[float] = []
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >"$0.called"\nexit {status}\n')
-    scontrol.chmod(0o755)
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 7 7 N/A\n")
+    for program in (scontrol, squeue):
+        program.chmod(0o755)
     monkeypatch.setattr(drain, "find_scontrol", lambda: str(scontrol))
     monkeypatch.setattr(occupy, "start_detached", lambda _settings, _environment, wait_s: started.append(wait_s))
     environment = job_environment(7, SLURMD_NODENAME="node1")

@@ -32,7 +32,7 @@ def node(tmp_path: Path) -> Node:
 @pytest.fixture
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     made = replace_controller(monkeypatch, tmp_path / "slurm", 0.3, 0.3)
-    made.has_here(SLICE, WHOLE)
+    made.has_here(SLICE, WHOLE, row=f"{WHOLE} {WHOLE} N/A")
     return made
 
 
@@ -163,6 +163,18 @@ def test_where_the_run_directory_is_full_a_batch_job_goes_back_all_the_same(
     assert start(node, controller) == ""
     assert controller.questions()[-1] == f"requeue incomplete {WHOLE}"
     report = f"hami_hpc: prolog: job {WHOLE}: its steps cannot be refused: No space left on device"
+    assert report in capsys.readouterr().err
+
+
+def test_a_job_that_squeue_does_not_name_is_refused_and_not_sent_back(
+    node: Node, controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its id may be that of all tasks of its array, which run."""
+    controller.has_here(SLICE, WHOLE, row="")
+    assert start(node, controller).startswith(f"job {WHOLE} was given GPU 0")
+    assert not [line for line in controller.questions() if line.startswith(("requeue", "update"))]
+    assert refused(node) == [("prolog", WHOLE, "steps refused")]
+    report = f"job {WHOLE} is not requeued: squeue does not say whether job {WHOLE} is a task of an array"
     assert report in capsys.readouterr().err
 
 

@@ -355,6 +355,10 @@ def test_a_mark_holds_for_exactly_the_text_it_was_made_for(text: str, script: bo
         ("rack[1-2]node[1-4]", "rack1node3", True),
         ("rack[1-2]node[1-4]", "rack1", False),
         ("rack[1-2]node[1-4]", "rack3node1", False),
+        ("n[1-3][10-20]", "n110", True),  # scontrol show hostnames names it; scontrol prints no list of that form
+        ("n[1-3][10-20]", "n121", False),
+        ("n[08-10][1]x", "n091x", True),
+        ("n[1,11][1,11]", "n1111", True),
         ("node[01-16]", "node07", True),
         ("node[1-16]", "node07", False),
         ("node[1-16,01-16]", "node07", True),

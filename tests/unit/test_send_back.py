@@ -63,7 +63,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: object) -> Pa
     (folder / "what").write_text("")
     scontrol = folder / "scontrol"
     scontrol.write_text(PROGRAM.format(python=os.path.realpath(sys.executable), folder=folder))
-    scontrol.chmod(0o755)
+    squeue = folder / "squeue"
+    squeue.write_text("#!/bin/sh\necho 7 7 N/A\n")
+    for program in (scontrol, squeue):
+        program.chmod(0o755)
     monkeypatch.setattr(drain, "find_scontrol", lambda: str(scontrol))
     monkeypatch.setattr(placeholders, "REQUEUE_TIMEOUT_S", 60)  # on a busy machine
     return folder
@@ -111,6 +114,18 @@ def test_a_job_on_a_gpu_out_of_service_makes_it_be_filled_and_waits_for_nothing(
 def test_a_job_that_slurm_does_not_requeue_was_not_sent_back(node: Node, slurm: Path, send_back: SendBack) -> None:
     (slurm / "what").write_text("requeue")
     assert send_back(node, {}) is False
+
+
+@BOTH
+@pytest.mark.parametrize("squeue", ["exit 1", "echo 7 7 [1-3]", ""])
+def test_a_job_that_squeue_does_not_name_is_not_sent_back(
+    node: Node, slurm: Path, send_back: SendBack, squeue: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its id scontrol would requeue the running tasks of its array."""
+    (slurm / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+    assert send_back(node, {}) is False
+    assert not (slurm / "calls").exists()
+    assert "prolog: job 7 is not requeued: " in capsys.readouterr().err
 
 
 @BOTH

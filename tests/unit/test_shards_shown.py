@@ -134,7 +134,10 @@ def test_an_array_s_id_shows_all_tasks_and_each_has_a_name() -> None:
     with pytest.raises(ValueError, match="printed 'JobId=7 JobName=wrap"):
         shards_of_node(text, "node1", 8)
     rows = " 7 7 4\n8 7 3\n9 7 5-9%2\n"
-    assert [name_of_job(rows, job_id) for job_id in (7, 8, 9, 10)] == ["7_4", "7_3", "9", "10"]
+    assert [name_of_job(rows, job_id) for job_id in (7, 8)] == ["7_4", "7_3"]
+    for job_id in (9, 10):  # one of which tasks wait, and one that is not there
+        with pytest.raises(ValueError, match=f"whether job {job_id} is a task of an array"):
+            name_of_job(rows, job_id)
     assert name_of_job("10 10 N/A\n", 10) == "10"
 
 

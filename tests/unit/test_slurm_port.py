@@ -254,7 +254,8 @@ def test_no_look_waits_for_a_slurmctld_that_hangs_and_what_is_too_much_is_report
 
 
 def test_a_request_that_slurm_does_not_take_is_reported_and_the_next_one_is_made() -> None:
-    commands = Commands(lambda command: "" if command[0] == "scancel" else None)
+    answers = {"scancel": "", "squeue": "7 7 N/A\n"}
+    commands = Commands(lambda command: answers.get(command[0]))
     told = commands.port.warn(7, "a\nb")
     commands.port.fail(7, "c\nd")
     commands.port.drain("e\nf")

@@ -70,7 +70,8 @@ class FakeSlurm(SlurmPort):
         if "show" in command:
             return self.jobs.get(int(command[-1]), "")
         if command[0] == "squeue":  # none is a task of an array
-            return ""
+            (job,) = [word.partition("=")[2] for word in command if word.startswith("--jobs=")]
+            return f"{job} {job} N/A\n"
         self.said.append(command)
         return ""
 

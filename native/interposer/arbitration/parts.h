@@ -47,8 +47,6 @@ uint32_t hami_part_context(const struct hami_terms *terms, const struct hami_par
 /* Returns the moving mean of that after one more sample. */
 uint32_t hami_part_worked(uint32_t worked, bool works);
 
-/* What a process says that uses all of its timeslices, and one of which nothing is known: permille. */
-#define HAMI_PART_FULL 1000u
 #define HAMI_PART_MOST (HAMI_PART_FULL / 2) /* who says more uses most of them */
 /*
  * Returns how much of its timeslices a process uses, permille, after a stay on the engine of so long, ns, that no pause

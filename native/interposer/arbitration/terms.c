@@ -3,7 +3,6 @@
 
 #include "arbitration/budget.h"
 #include "arbitration/greed.h"
-#include "arbitration/parts.h"
 #include "arbitration/slice.h"
 
 /*

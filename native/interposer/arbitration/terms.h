@@ -16,6 +16,8 @@
 
 #include "hami_contract.h"
 
+/* What a process says that uses all of its timeslices, and one of which nothing is known: permille. */
+#define HAMI_PART_FULL 1000u
 /* The timeslice that libcuda sets, us. */
 #define HAMI_DRIVERS_SLICE_US 2048u
 /*

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hooks around stream captures. They change nothing: the keeper's looks for outstanding work would spoil a
- * capture, so it must know of each (limits/outstanding.h). It ends with its stream, too. A capture that no hook sees
- * ended is taken as under way for good. In a program whose memory is moved none begins meanwhile: what a move calls
+ * capture, so it must know of each (limits/outstanding.h). It ends with its stream or its context, too. A capture that
+ * no hook sees ended is taken as under way for good. In a program whose memory is moved none begins meanwhile: what a move calls
  * would spoil it, and be refused.
  */
 #include "hooks/capture.h"
@@ -13,18 +13,35 @@
 #include "driver/access.h"
 #include "hooks/mps.h"
 #include "limits/hold.h"
+#include "limits/known.h"
 #include "limits/outstanding.h"
+#include "region/process.h"
 
 enum { STREAMS = 64 }; /* with a capture at once; one of more is not known by its stream */
 
 static CUstream _Atomic streams[STREAMS]; /* on which captures began */
+static _Atomic uint64_t owners[STREAMS];  /* hami_known_owner() of the stream's context; 0: not known */
 
-static void remember(CUstream stream)
+/* Returns what hami_known_owner() says of the stream's context. */
+static uint64_t owner_of(const struct real_cuda *real, CUstream stream)
+{
+	CUcontext context = NULL;
+	uint64_t owner = 0;
+	if (!real->cuStreamGetCtx || real->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+		return 0;
+	for (unsigned int i = 0; i < hami_slice_count() && !owner; i++)
+		owner = hami_known_owner(i, context);
+	return owner;
+}
+
+static void remember(CUstream stream, uint64_t owner)
 {
 	for (int i = 0; i < STREAMS; i++) {
 		CUstream none = NULL;
-		if (atomic_compare_exchange_strong(&streams[i], &none, stream))
+		if (atomic_compare_exchange_strong(&streams[i], &none, stream)) {
+			owners[i] = owner;
 			return;
+		}
 	}
 }
 
@@ -51,7 +68,7 @@ static bool forget(CUstream stream)
 	hami_outstanding_capture(true);                                                                      \
 	CUresult result = real->name(stream __VA_OPT__(, ) __VA_ARGS__);                                     \
 	if (result == CUDA_SUCCESS)                                                                          \
-		remember(stream);                                                                            \
+		remember(stream, owner_of(real, stream));                                                    \
 	else                                                                                                 \
 		hami_outstanding_capture(false);                                                             \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
@@ -136,13 +153,24 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	hami_hold_enter(HAMI_HOLD_WORK);
 	const bool captured = forget(stream);
+	const uint64_t owner = captured ? owner_of(real, stream) : 0;
 	CUresult result = real->cuStreamDestroy_v2(stream);
 	if (captured && result == CUDA_SUCCESS)
 		hami_outstanding_capture(false);
 	else if (captured)
-		remember(stream);
+		remember(stream, owner);
 	hami_hold_leave(HAMI_HOLD_WORK);
 	return hami_mps_seen(result);
+}
+
+void hami_capture_end_context(uint64_t owner)
+{
+	for (int i = 0; i < STREAMS; i++) {
+		CUstream stream = streams[i];
+		if (stream && owners[i] == owner &&
+		    atomic_compare_exchange_strong(&streams[i], &stream, NULL))
+			hami_outstanding_capture(false);
+	}
 }
 
 void hami_capture_forked(void)

@@ -8,6 +8,7 @@
 #include "base/secure.h"
 #include "base/table.h"
 #include "driver/access.h"
+#include "hooks/capture.h"
 #include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/ending.h"
@@ -185,7 +186,8 @@ static void forget(uint64_t owner, bool whole)
 	struct hami_sums sums = {0};
 	if (!owner)
 		return;
-	hami_gate_forget(owner);
+	hami_gate_end_context(owner, true);
+	hami_capture_end_context(owner);
 	if (!whole)
 		return;
 	hami_table_take_owner(owner, &sums);
@@ -201,6 +203,7 @@ static void forget(uint64_t owner, bool whole)
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
 	const uint64_t owner = hami_known_end_context(key, true);                                            \
+	hami_gate_end_context(owner, false);                                                                 \
 	CUresult result = real->name(__VA_ARGS__);                                                           \
 	hami_known_end_context(key, false);                                                                  \
 	if (result == CUDA_SUCCESS)                                                                          \
@@ -257,6 +260,7 @@ static void released(const struct real_cuda *real, unsigned int slice, bool was_
 		return real->name(device);                                                                   \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
 	const uint64_t owner = hami_known_leave((unsigned int)slice, &primary, true, false);                 \
+	hami_gate_end_context(owner, false);                                                                 \
 	CUresult result = real->name(device);                                                                \
 	released(real, (unsigned int)slice, (reset) && result == CUDA_SUCCESS, owner);                       \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
@@ -327,6 +331,7 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx green)
 	const uint64_t owner = hami_known_end_context(green, true);
 	const unsigned int slice = hami_known_slice(owner);
 	const uint64_t of_primary = owner ? hami_known_leave(slice, &primary, true, false) : 0;
+	hami_gate_end_context(owner, false);
 	CUresult result = real->cuGreenCtxDestroy(green);
 	hami_known_end_context(green, false);
 	if (result == CUDA_SUCCESS)

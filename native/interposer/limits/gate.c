@@ -5,6 +5,9 @@
  * (an event cannot tell them apart), which errs on the side of the cap. Time in which nothing was outstanding is in no
  * batch of one stream: the second event is recorded after each launch, and the batch ends there if the next launch finds
  * the GPU idle. Of several streams one event does not say when all were done, so such a batch goes on.
+ *
+ * A context's end, which waits for its work, is that of its batches. Nothing else waits: what is done before is measured by
+ * the events, which go with the context, and the rest took all of the time until then.
  */
 #include "limits/gate.h"
 
@@ -30,8 +33,9 @@
 struct batch {
 	CUevent begin, end;
 	bool open, closed;
-	bool ended;   /* `end` is recorded after its last launch so far */
-	bool several; /* its launches are on several streams */
+	bool ended;    /* `end` is recorded after its last launch so far */
+	bool several;  /* its launches are on several streams */
+	int64_t begun; /* steady */
 	CUstream stream;
 	pthread_t thread; /* of the first launch */
 };
@@ -57,17 +61,21 @@ static struct gate {
 	_Atomic int64_t passed; /* steady: the last launch */
 } gates[HAMI_SLICES] = {[0 ... HAMI_SLICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
+static __thread bool has_lock __attribute__((tls_model("initial-exec")));
+
 /* Takes the lock. A thread that was cancelled while it has it would keep it: returns whether it may be, for unlock(). */
 static int lock(struct gate *g)
 {
 	int state;
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	pthread_mutex_lock(&g->lock);
+	has_lock = true;
 	return state;
 }
 
 static void unlock(struct gate *g, int state)
 {
+	has_lock = false;
 	pthread_mutex_unlock(&g->lock);
 	pthread_setcancelstate(state, NULL);
 }
@@ -119,16 +127,28 @@ static void earn(struct gate *g)
 	g->budget_at = now;
 }
 
-/* Waits for an event, and spoils no capture of the program by that. */
-static CUresult wait_for(const struct real_cuda *real, CUevent event)
+/* Calls cuEventSynchronize or cuEventQuery, and spoils no capture of the program by that. */
+static CUresult ask(const struct real_cuda *real, CUresult(CUDAAPI *call)(CUevent), CUevent event)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	if (real->cuThreadExchangeStreamCaptureMode)
 		real->cuThreadExchangeStreamCaptureMode(&mode);
-	CUresult result = real->cuEventSynchronize(event);
+	CUresult result = call(event);
 	if (real->cuThreadExchangeStreamCaptureMode)
 		real->cuThreadExchangeStreamCaptureMode(&mode);
 	return result;
+}
+
+/* Charges what a batch took. */
+static void spend(struct gate *g, int64_t took)
+{
+	hami_region_note_use(region_of(g));
+	g->budget -= took;
+	hami_region_add_time(region_of(g), (uint64_t)took, 0);
+	if (took < BATCH_NS / 2 && g->launches_a_batch < 1000)
+		g->launches_a_batch *= 2;
+	else if (took > 2 * BATCH_NS && g->launches_a_batch > 1)
+		g->launches_a_batch /= 2;
 }
 
 /* Waits for a closed batch and charges what it took. */
@@ -138,18 +158,10 @@ static void charge(struct gate *g, const struct real_cuda *real, struct batch *b
 	if (!b->closed)
 		return;
 	b->closed = false;
-	if (wait_for(real, b->end) != CUDA_SUCCESS ||
-	    real->cuEventElapsedTime(&ms, b->begin, b->end) != CUDA_SUCCESS)
-		return;
-	hami_region_note_use(region_of(g));
-	int64_t took =
-		ms > 0 ? (int64_t)((double)ms * 1e6) : 0; /* of two streams, the second may be done first */
-	g->budget -= took;
-	hami_region_add_time(region_of(g), (uint64_t)took, 0);
-	if (took < BATCH_NS / 2 && g->launches_a_batch < 1000)
-		g->launches_a_batch *= 2;
-	else if (took > 2 * BATCH_NS && g->launches_a_batch > 1)
-		g->launches_a_batch /= 2;
+	if (ask(real, real->cuEventSynchronize, b->end) == CUDA_SUCCESS &&
+	    real->cuEventElapsedTime(&ms, b->begin, b->end) == CUDA_SUCCESS)
+		/* Of two streams, the second may be done first. */
+		spend(g, ms > 0 ? (int64_t)((double)ms * 1e6) : 0);
 }
 
 /* Waits until the budget is not negative. */
@@ -227,7 +239,7 @@ static bool end_batch(const struct real_cuda *real, struct batch *b, CUstream st
 {
 	if (!b->ended && real->cuEventRecord(b->end, stream) != CUDA_SUCCESS)
 		return false;
-	*b = (struct batch){.begin = b->begin, .end = b->end, .closed = true};
+	*b = (struct batch){.begin = b->begin, .end = b->end, .closed = true, .begun = b->begun};
 	return true;
 }
 
@@ -252,8 +264,11 @@ static void pass(struct gate *g, const struct real_cuda *real, struct measured *
 	pay(g);
 	m->launches = 0;
 	hami_region_note_use(region_of(g));
-	*b = (struct batch){
-		.begin = b->begin, .end = b->end, .stream = launch->stream, .thread = pthread_self()};
+	*b = (struct batch){.begin = b->begin,
+			    .end = b->end,
+			    .stream = launch->stream,
+			    .thread = pthread_self(),
+			    .begun = hami_clock_steady()};
 	b->open = real->cuEventRecord(b->begin, launch->stream) == CUDA_SUCCESS;
 }
 
@@ -307,29 +322,61 @@ void hami_gate_launched(unsigned int slice, void *opaque_stream, bool per_thread
 	unlock(g, state);
 }
 
-/*
- * Without waiting: this may be an exit from a signal's handler, in a thread that has the lock. No other context is taken
- * for one that stays.
- */
-void hami_gate_forget(uint64_t owner)
+/* Charges those batches of a context that are done. */
+static void charge_done(struct gate *g, const struct real_cuda *real, struct measured *m)
 {
-	for (unsigned int i = 0; i < hami_slice_count(); i++) {
-		struct gate *g = &gates[i];
-		if (!g->is_open || pthread_mutex_trylock(&g->lock))
+	for (int i = 0; i < 2; i++) {
+		struct batch *b = &m->batches[i];
+		if ((!b->closed && !(b->open && b->ended)) ||
+		    ask(real, real->cuEventQuery, b->end) != CUDA_SUCCESS)
 			continue;
-		for (size_t n = 0; n < g->count;)
-			if (g->list[n].owner == owner)
-				g->list[n] = g->list[--g->count];
-			else
-				n++;
-		pthread_mutex_unlock(&g->lock);
+		*b = (struct batch){.begin = b->begin, .end = b->end, .closed = true};
+		charge(g, real, b);
 	}
+}
+
+/* Charges the others, up to now. */
+static void charge_rest(struct gate *g, const struct measured *m)
+{
+	int64_t now = hami_clock_steady(), begun = now;
+	for (int i = 0; i < 2; i++)
+		if ((m->batches[i].open || m->batches[i].closed) && m->batches[i].begun < begun)
+			begun = m->batches[i].begun;
+	if (begun < now)
+		spend(g, now - begun);
+}
+
+/* This may be an exit from a signal's handler, in a thread that has the lock: nothing is measured then. */
+static void end_batches(struct gate *g, uint64_t owner, bool gone)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!g->is_open || has_lock)
+		return;
+	const int state = lock(g);
+	for (size_t n = g->count; n-- > 0;) {
+		if (g->list[n].owner != owner)
+			continue;
+		if (!gone && !g->is_free && real)
+			charge_done(g, real, &g->list[n]);
+		if (gone && !g->is_free)
+			charge_rest(g, &g->list[n]);
+		if (gone)
+			g->list[n] = g->list[--g->count];
+	}
+	unlock(g, state);
+}
+
+void hami_gate_end_context(uint64_t owner, bool gone)
+{
+	for (unsigned int i = 0; owner && i < hami_slice_count(); i++)
+		end_batches(&gates[i], owner, gone);
 }
 
 void hami_gate_forked(void)
 {
 	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
 		hami_lock_renew(&gates[i].lock);
+		has_lock = false;
 		if (!gates[i].is_open && !gates[i].list)
 			continue;
 		gates[i].is_open = false;

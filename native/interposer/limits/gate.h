@@ -17,8 +17,8 @@ void hami_gate_open(unsigned int slice);
 void hami_gate_pass(unsigned int slice, void *stream, bool per_thread);
 /* After that launch. */
 void hami_gate_launched(unsigned int slice, void *stream, bool per_thread);
-/* Forgets a context that is gone (hami_known_owner()). */
-void hami_gate_forget(uint64_t owner);
+/* Before what may end a context (hami_known_owner()), and once it is `gone`. */
+void hami_gate_end_context(uint64_t owner, bool gone);
 /* In a forked child. */
 void hami_gate_forked(void);
 

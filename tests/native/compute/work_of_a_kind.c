@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * work_of_a_kind KIND MS IDLE_MS: idles, then keeps the GPU busy for MS milliseconds with work of one kind, and
- * prints the percentage of that time that it ran. Kinds: contexts (a kernel in a fresh context each time), light
- * (13 us of work every ms), gappy (1 ms of work, then 1.5 of waiting), descriptors (kernels; halfway all descriptors but the first three are closed).
+ * prints the percentage of that time that it ran. Kinds: contexts (a kernel in a fresh context each time), ends (the
+ * same, and the context's end waits for it), resets (a kernel before each reset of the primary context), light (13 us
+ * of work every ms), gappy (1 ms of work, then 1.5 of waiting), descriptors (kernels; halfway all descriptors but the
+ * first three are closed).
  */
 #include "../interposer/check.h"
 #include <stdbool.h>
@@ -27,12 +29,21 @@ static void spin(uint64_t ns)
 static double run(const char *kind)
 {
 	CUcontext context;
-	if (!strcmp(kind, "contexts")) {
+	if (!strcmp(kind, "contexts") || !strcmp(kind, "ends")) {
 		OK(cuCtxCreate(&context, NULL, 0, 0));
 		load();
 		spin(20000000);
-		OK(cuCtxSynchronize());
+		if (!strcmp(kind, "contexts"))
+			OK(cuCtxSynchronize());
 		OK(cuCtxDestroy(context));
+		return 20;
+	}
+	if (!strcmp(kind, "resets")) {
+		OK(cuDevicePrimaryCtxRetain(&context, 0));
+		OK(cuCtxSetCurrent(context));
+		load();
+		spin(20000000);
+		OK(cuDevicePrimaryCtxReset(0));
 		return 20;
 	}
 	bool light = !strcmp(kind, "light");

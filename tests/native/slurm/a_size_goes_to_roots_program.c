@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* resize.h: which texts are passed on, and how root's program is started, waited for and read. */
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -74,6 +79,33 @@ static void the_program_gets_its_arguments_and_nothing_of_the_users(void)
 	CHECK_TEXT(line, "4");
 }
 
+/* Linux before 5.9 has no close_range. */
+static void without_close_range_no_descriptor_is_left_open_either(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	const struct sock_fprog filter = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
+	pid_t child = fork();
+	int status;
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+		CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+		CHECK(syscall(SYS_close_range, 3u, ~0u, 0u) < 0 && errno == ENOSYS);
+		for (int fd = 10; fd < 1000; fd++) /* more than one answer of the kernel has */
+			CHECK(dup2(0, fd) == fd);
+		CHECK(run("ls /proc/self/fd | wc -l") == 0);
+		CHECK_TEXT(line, "4");
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* slurmstepd blocks signals and ignores some; the program and what it starts must not inherit that. */
 static void the_program_has_no_signal_blocked_or_ignored(void)
 {
@@ -140,6 +172,7 @@ int main(void)
 	snprintf(path, sizeof(path), "%s/resize", folder);
 	if (getuid() == 0) { /* the program must be root's */
 		the_program_gets_its_arguments_and_nothing_of_the_users();
+		without_close_range_no_descriptor_is_left_open_either();
 		the_program_has_no_signal_blocked_or_ignored();
 		what_it_says_and_how_it_ends_is_told();
 		a_program_that_does_not_end_is_killed_with_all_that_it_started();

@@ -92,7 +92,7 @@ static void strange_parts(const struct hami_terms *t, uint32_t rank, uint32_t co
 	const struct hami_part part = {.rank = rank, .count = count};
 	int64_t until;
 	hami_part_open(t, &part, now, &until);
-	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
+	CHECK(until > now && (until == INT64_MAX || until <= now + 16 * HAMI_ROUND_NS));
 	for (size_t i = 0; i < n * n * n; i++) {
 		const struct hami_visit visit = {.stay = times[i / n % n], .usual = times[i / n / n]};
 		const int64_t late = times[i % n];

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gate makes events of its own for each context, and uses none of a context that is gone in the next one with the same
- * handle, as a primary context has after a reset (limits/gate.h). With a libcuda of the test's own.
+ * handle, as a primary context has after a reset. What it had is charged (limits/gate.h). With a libcuda of the test's own.
  */
 #include "../../../native/interposer/base/lock.c"
 #include "../../../native/interposer/limits/gate.c"
 #include "../../../native/interposer/limits/known.c"
+
+#include <unistd.h>
 
 #include "check.h"
 
@@ -15,6 +17,7 @@ static struct hami_usage_file usage;
 static CUcontext current;
 static uintptr_t made, first_alive; /* events: those before the first one are gone */
 static int recorded;
+static bool is_busy;
 
 static CUresult get_current(CUcontext *context)
 {
@@ -43,6 +46,12 @@ static CUresult synchronize(CUevent event)
 	return CUDA_SUCCESS;
 }
 
+static CUresult query(CUevent event)
+{
+	CHECK((uintptr_t)event >= first_alive);
+	return is_busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
 static CUresult elapsed(float *ms, CUevent begin, CUevent end)
 {
 	CHECK((uintptr_t)begin >= first_alive && (uintptr_t)end >= first_alive);
@@ -63,6 +72,7 @@ const struct real_cuda *hami_cuda(void)
 					      .cuEventCreate = create,
 					      .cuEventRecord = record,
 					      .cuEventSynchronize = synchronize,
+					      .cuEventQuery = query,
 					      .cuEventElapsedTime = elapsed,
 					      .cuStreamIsCapturing = is_capturing};
 	return &real;
@@ -124,9 +134,14 @@ int main(void)
 	CHECK(gates[0].launches_a_batch > 1);
 
 	/* A reset. */
+	int64_t before = gates[0].budget;
 	const uint64_t owner = hami_known_leave(0, &primary, true, false);
 	CHECK(owner);
-	hami_gate_forget(owner);
+	hami_gate_end_context(owner, false);
+	CHECK(gates[0].budget <= before - 500000); /* the batch that was open */
+	before = gates[0].budget;
+	hami_gate_end_context(owner, true);
+	CHECK(gates[0].budget == before);
 	hami_known_leave(0, &primary, false, true);
 	launch_in(second);
 	CHECK(made == 8);
@@ -137,5 +152,17 @@ int main(void)
 	launch_in(handle);
 	CHECK(made == 12 && recorded > 0);
 	CHECK(gates[0].count == 2);
+
+	/* The end of a context with work, which waits for it. */
+	is_busy = true;
+	const uint64_t its = hami_known_leave(0, &primary, true, false);
+	before = gates[0].budget;
+	hami_gate_end_context(its, false);
+	CHECK(gates[0].budget == before);
+	usleep(20000);
+	hami_known_leave(0, &primary, false, true);
+	hami_gate_end_context(its, true);
+	CHECK(gates[0].budget <= before - 20000000);
+	CHECK(gates[0].count == 1);
 	return 0;
 }
