@@ -24,14 +24,14 @@ MS = 3500
 WORK = (SPIN, MS, 1000)
 
 
-def jobs(tmp_path: Path, machine: Machine, *cores: int) -> list[Slice]:
-    """Jobs with policy burst that know of one another."""
+def jobs(tmp_path: Path, machine: Machine, *cores: int, policy: str = "burst") -> list[Slice]:
+    """Jobs that know of one another."""
     made = []
     for i, percent in enumerate(cores):
         others = cores[:i] + cores[i + 1 :]
         fields = {"others_least_cores": min(others), "only_other_cores": others[0] if len(others) == 1 else 0}
         place = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
-        made.append(make_slice(place, *machine, job_mib=40_000, cores_percent=percent, policy="burst", fields=fields))
+        made.append(make_slice(place, *machine, job_mib=40_000, cores_percent=percent, policy=policy, fields=fields))
     return made
 
 
@@ -68,6 +68,18 @@ def test_processes_with_little_to_do_take_little_from_the_one_that_works(tmp_pat
     first, other = jobs(tmp_path, machine, 50, 50)
     commands = [WORK, *[(KIND, "light", MS, 0)] * 3]
     measured(lambda: together(first, commands, [other]), lambda got: got[0] > 44)
+
+
+def test_processes_that_begin_to_work_divide_the_drivers_timeslice(tmp_path: Path, machine: Machine) -> None:
+    """Of a job without a policy. They counted for what they used before, and had two thirds of the GPU."""
+    first, other = jobs(tmp_path, machine, 50, 50, policy="none")
+
+    def others() -> float:
+        with ExitStack() as stack:
+            programs = [stack.enter_context(running(made, KIND, "later", 6000, 0)) for made in (first, first, other)]
+            return float(programs[-1].communicate(timeout=60)[0])
+
+    measured(others, lambda got: got > 19)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -49,18 +49,23 @@ static bool divides_turn(const struct hami_terms *terms, const struct hami_part 
 	return terms->latency_others && !terms->latency && part->count >= 2;
 }
 
-/* Returns for how many common rounds the same ones are open: each change lets the tenant's own round begin anew. */
-static uint32_t rounds_each(const struct hami_terms *terms)
+/*
+ * Returns for how many common rounds the same ones are open: each change lets the tenant's own round begin anew. For fewer
+ * where not each process would be in one of ROUNDS_MOST.
+ */
+static uint32_t rounds_each(const struct hami_terms *terms, const struct hami_part *part)
 {
-	const uint32_t rounds = terms->cores_percent / CORES_A_ROUND;
-	return rounds < 1 ? 1 : rounds < ROUNDS_MOST ? rounds : ROUNDS_MOST;
+	const uint32_t count = part->count ? part->count : 1, wanted = terms->cores_percent / CORES_A_ROUND;
+	const uint64_t most = (uint64_t)ROUNDS_MOST * hami_terms_at_once(terms) / count;
+	const uint64_t rounds = wanted < most ? wanted : most;
+	return rounds < 1 ? 1 : rounds < ROUNDS_MOST ? (uint32_t)rounds : ROUNDS_MOST;
 }
 
 /* Returns how many processes are open in a round; each is in one of ROUNDS_MOST. */
 static uint32_t at_once(const struct hami_terms *terms, const struct hami_part *part)
 {
 	const uint32_t most = hami_terms_at_once(terms),
-		       least = part->count * rounds_each(terms) / ROUNDS_MOST + 1;
+		       least = part->count / ROUNDS_MOST + (part->count % ROUNDS_MOST != 0);
 	return most > least ? most : least;
 }
 
@@ -82,11 +87,21 @@ static bool in_round(const struct hami_terms *terms, const struct hami_part *par
 {
 	if (!is_crowded(terms, part) || part->rank >= part->count)
 		return true;
-	const struct piece piece = rounds_at(rounds_each(terms), now);
+	const struct piece piece = rounds_at(rounds_each(terms, part), now);
 	const uint32_t open = at_once(terms, part);
 	const int64_t first = piece.number % part->count * open % part->count;
 	*until = piece.end;
 	return (part->rank + part->count - first) % part->count < open;
+}
+
+/* Returns in how many rounds the process was open, of all that the clock has had before this one, in which it is. */
+static uint64_t rounds_before(const struct hami_terms *terms, const struct hami_part *part, uint64_t round)
+{
+	if (!is_crowded(terms, part) || part->rank >= part->count)
+		return round;
+	const uint64_t each = rounds_each(terms, part), open = at_once(terms, part);
+	const uint64_t times = (round / each * open + part->count - 1 - part->rank) / part->count;
+	return times * each + round % each;
 }
 
 uint32_t hami_part_sharers(const struct hami_terms *terms, const struct hami_part *part, uint32_t sharers)
@@ -132,10 +147,9 @@ uint32_t hami_part_context(const struct hami_terms *terms, const struct hami_par
 	if (count < 2)
 		return 0;
 	if (!terms->latency_others) {
-		const struct piece piece = rounds_at(1, now);
-		*until = piece.end;
-		return (uint32_t)(piece.number /
-				  (is_crowded(terms, part) ? part->count * rounds_each(terms) : 1) % count);
+		const struct piece round = rounds_at(1, now);
+		*until = round.end;
+		return (uint32_t)(rounds_before(terms, part, (uint64_t)round.number) % count);
 	}
 	const struct piece turn = turn_at(terms, now);
 	struct piece own = turn;

@@ -184,7 +184,6 @@ static void rest(struct keeper *k)
 	const int64_t begun = hami_clock_steady();
 	hami_log(2, "nothing to do on the GPU; the keeper rests%s\n", hami_slice_place(k->slice_index));
 	hami_ending_works(k->slice_index, false);
-	hami_region_note_filled(k->region, 0);
 	k->rests = true;
 	for (;;) {
 		if (hami_launched_wait(k->slice_index, hami_objects_started(k->slice_index)

@@ -166,9 +166,13 @@ static void note_contention(struct meter *m, long count)
 	}
 }
 
-/* Learns from its stays how much of its timeslices it uses, `slice` ns; not from one that its own pause ended. */
+/*
+ * Learns from its stays how much of its timeslices it uses, `slice` ns, or the driver's; not from one that its own pause
+ * ended.
+ */
 static void note_stays(struct meter *m, long count, int64_t slice)
 {
+	slice = slice ? slice : 1000ll * HAMI_DRIVERS_SLICE_US;
 	for (long i = 0; i < count; i++) {
 		const struct hami_switch *s = &m->switches[i];
 		const bool is_cut = m->paused && s->at >= m->paused;

@@ -3,8 +3,8 @@
  * work_of_a_kind KIND MS IDLE_MS: idles, then keeps the GPU busy for MS milliseconds with work of one kind, and
  * prints the percentage of that time that it ran. Kinds: contexts (a kernel in a fresh context each time), ends (the
  * same, and the context's end waits for it), resets (a kernel before each reset of the primary context), light (13 us
- * of work every ms), gappy (1 ms of work, then 1.5 of waiting), descriptors (kernels; halfway all descriptors but the
- * first three are closed).
+ * of work every ms), gappy (1 ms of work, then 1.5 of waiting), later (light, halfway 20 kernels at a time), descriptors
+ * (kernels; halfway all descriptors but the first three are closed).
  */
 #include "../interposer/check.h"
 #include <stdbool.h>
@@ -46,6 +46,12 @@ static double run(const char *kind)
 		OK(cuDevicePrimaryCtxReset(0));
 		return 20;
 	}
+	if (!strcmp(kind, "kernels")) {
+		for (int i = 0; i < 20; i++)
+			spin(1000000);
+		OK(cuCtxSynchronize());
+		return 20;
+	}
 	bool light = !strcmp(kind, "light");
 	if (light || !strcmp(kind, "gappy"))
 		usleep(light ? 987 : 1500);
@@ -65,7 +71,10 @@ int main(int argc, char **argv)
 	double begin = now_ms();
 	bool closed = strcmp(argv[1], "descriptors") != 0;
 	while (now_ms() < begin + span) {
-		ran += run(argv[1]);
+		if (!strcmp(argv[1], "later"))
+			ran += run(now_ms() < begin + span / 2 ? "light" : "kernels");
+		else
+			ran += run(argv[1]);
 		if (!closed && now_ms() > begin + span / 2) {
 			closefrom(3);
 			closed = true;
