@@ -187,9 +187,7 @@ def test_a_gate_holds_contexts_that_launch_in_turn(tmp_path: Path, machine: tupl
 
 
 @pytest.mark.parametrize("kind", ["contexts", "ends", "resets"])
-def test_a_gate_holds_contexts_that_end_after_each_launch(
-    kind: str, tmp_path: Path, machine: tuple[Path, str]
-) -> None:
+def test_a_gate_holds_contexts_that_end_after_each_launch(kind: str, tmp_path: Path, machine: tuple[Path, str]) -> None:
     """They had 99 %."""
     names = iter("abcdefgh")
 

@@ -152,6 +152,13 @@ def test_a_process_counts_for_what_it_says_and_nearly_all_is_all(said: int) -> N
     assert a.counts(said) == (said if said < 750 else a.FULL)
 
 
+@given(U32, U32)
+def test_what_differs_little_changes_no_timeslice(before: int, now: int) -> None:
+    settled, was, sharers = a.settled(before, now), max(before, a.FULL), max(now, a.FULL)
+    assert settled == (sharers if abs(sharers - was) > was // 16 else was)
+    assert a.settled(settled, now) == settled
+
+
 @pytest.mark.parametrize(("stays_us", "least", "most"), [([13], 0, 1), ([11_250], 1000, 1000), ([100, 5000], 400, 445)])
 def test_light_processes_take_little_of_a_timeslice(stays_us: list[int], least: int, most: int) -> None:
     said = a.FULL
