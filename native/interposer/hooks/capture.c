@@ -2,8 +2,8 @@
 /*
  * Hooks around stream captures. They change nothing: the keeper's looks for outstanding work would spoil a
  * capture, so it must know of each (limits/outstanding.h). It ends with its stream or its context, too. A capture that
- * no hook sees ended is taken as under way for good. In a program whose memory is moved none begins meanwhile: what a move calls
- * would spoil it, and be refused.
+ * no hook sees ended is taken as under way for good. In a program whose memory is moved none begins meanwhile: what a
+ * move calls would spoil it, and be refused.
  */
 #include "hooks/capture.h"
 
@@ -22,7 +22,7 @@ enum { STREAMS = 64 }; /* with a capture at once; one of more is not known by it
 static CUstream _Atomic streams[STREAMS]; /* on which captures began */
 static _Atomic uint64_t owners[STREAMS];  /* hami_known_owner() of the stream's context; 0: not known */
 
-/* Returns what hami_known_owner() says of the stream's context. */
+/* Returns what hami_known_owner() says of the stream's context. Not during a capture, of which it may be no part. */
 static uint64_t owner_of(const struct real_cuda *real, CUstream stream)
 {
 	CUcontext context = NULL;
@@ -45,12 +45,13 @@ static void remember(CUstream stream, uint64_t owner)
 	}
 }
 
-/* Returns whether it was one of them. */
-static bool forget(CUstream stream)
+/* Returns whether it was one of them, and sets whose it was. */
+static bool forget(CUstream stream, uint64_t *owner)
 {
 	bool was = false;
 	for (int i = 0; i < STREAMS && stream && !was; i++) {
 		CUstream known = stream;
+		*owner = owners[i];
 		was = atomic_load_explicit(&streams[i], memory_order_relaxed) == stream &&
 		      atomic_compare_exchange_strong(&streams[i], &known, NULL);
 	}
@@ -65,10 +66,11 @@ static bool forget(CUstream stream)
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
+	const uint64_t owner = owner_of(real, stream);                                                       \
 	hami_outstanding_capture(true);                                                                      \
 	CUresult result = real->name(stream __VA_OPT__(, ) __VA_ARGS__);                                     \
 	if (result == CUDA_SUCCESS)                                                                          \
-		remember(stream, owner_of(real, stream));                                                    \
+		remember(stream, owner);                                                                     \
 	else                                                                                                 \
 		hami_outstanding_capture(false);                                                             \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
@@ -91,9 +93,10 @@ static bool ended(CUresult result)
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	uint64_t owner = 0;                                                                                  \
 	CUresult result = real->name(stream, graph);                                                         \
 	if (ended(result)) {                                                                                 \
-		forget(stream);                                                                              \
+		forget(stream, &owner);                                                                      \
 		hami_outstanding_capture(false);                                                             \
 	}                                                                                                    \
 	return result
@@ -152,8 +155,8 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 	if (!real->cuStreamDestroy_v2)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	hami_hold_enter(HAMI_HOLD_WORK);
-	const bool captured = forget(stream);
-	const uint64_t owner = captured ? owner_of(real, stream) : 0;
+	uint64_t owner = 0;
+	const bool captured = forget(stream, &owner);
 	CUresult result = real->cuStreamDestroy_v2(stream);
 	if (captured && result == CUDA_SUCCESS)
 		hami_outstanding_capture(false);
