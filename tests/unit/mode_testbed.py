@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from node_testbed import Node, job_environment
+from node_testbed import Node, job_environment, slurms_commands
 
 from hami_hpc.core.mode_outage import Outage
 from hami_hpc.errors import NodeError
@@ -82,10 +82,8 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     folder.mkdir()
     for name in ("available", "active"):
         (folder / name).write_text(AVAILABLE)
-    scontrol = folder / "scontrol"
-    scontrol.write_text(SCONTROL.format(folder=folder))
-    scontrol.chmod(0o755)
-    monkeypatch.setattr(drain, "find_scontrol", lambda: str(scontrol))
+    scontrol = slurms_commands(folder, SCONTROL.format(folder=folder))
+    monkeypatch.setattr(drain, "find_scontrol", lambda: scontrol)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setattr(detached, "start", lambda *_arguments: None)
     monkeypatch.setattr(mode_service, "LOOK_AGAIN_S", 0.1)

@@ -39,6 +39,20 @@ gpu_models = ["h200"]
 """
 
 
+SQUEUE = """#!/bin/sh
+for word; do case $word in --jobs=*) id=${word#--jobs=}; echo "$id $id N/A" ;; esac; done
+"""
+
+
+def slurms_commands(folder: Path, scontrol: str) -> str:
+    """Makes a scontrol of this text in `folder`, and a squeue that knows each job as one of no array. Returns the path
+    of the first."""
+    for name, text in (("scontrol", scontrol), ("squeue", SQUEUE)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return str(folder / "scontrol")
+
+
 def names_in(folder: Path) -> list[str]:
     """Returns the sorted names in a folder; none when the folder does not exist."""
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []

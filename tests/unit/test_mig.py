@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from mig_testbed import HALF, SMALL, MigNode
-from node_testbed import UID
+from node_testbed import UID, slurms_commands
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
@@ -108,10 +108,8 @@ def test_an_instance_that_vanished_is_made_again_for_a_prolog_that_runs_again(be
 def test_seven_jobs_fill_a_gpu_and_the_eighth_is_sent_back_without_a_drained_node(
     bed: MigNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n')
-    scontrol.chmod(0o755)
-    monkeypatch.setattr("hami_hpc.node.drain.find_scontrol", lambda: str(scontrol))
+    scontrol = slurms_commands(tmp_path, f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n')
+    monkeypatch.setattr("hami_hpc.node.drain.find_scontrol", lambda: scontrol)
     for job_id in range(1, 8):
         assert bed.prolog(job_id) == 0
     assert len({one.start for one in bed.instances()}) == 7

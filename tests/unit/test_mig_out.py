@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mig_testbed import MigNode
+from node_testbed import slurms_commands
 
 
 @pytest.fixture
@@ -19,11 +20,10 @@ def test_a_driver_that_makes_no_instance_takes_the_mode_out_and_leaves_nothing(
 ) -> None:
     """The default of mode_failures, which this testbed switches off."""
     bed.edit("mode_failures = 0", "mode_failures = 2")
-    scontrol = tmp_path / "scontrol"
     features = "AvailableFeatures=vgpu_mig,vgpu_share ActiveFeatures=vgpu_mig,vgpu_share"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n[ "$1" != --oneliner ] || echo "x {features}"\n')
-    scontrol.chmod(0o755)
-    monkeypatch.setattr("hami_hpc.node.drain.find_scontrol", lambda: str(scontrol))
+    text = f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n[ "$1" != --oneliner ] || echo "x {features}"\n'
+    scontrol = slurms_commands(tmp_path, text)
+    monkeypatch.setattr("hami_hpc.node.drain.find_scontrol", lambda: scontrol)
     before = bed.instances()
     for job_id in (1, 2):
         faults = "nvmlGpuInstanceCreateComputeInstance=999"
