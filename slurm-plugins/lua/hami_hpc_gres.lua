@@ -206,7 +206,7 @@ return function(contract, grammar)
 			local _, body = grammar.split_prefix(token)
 			local bare = string.match(body, "^%s*(.*)$")
 			if string.lower(grammar.name_of(string.gsub(bare, "^gres=", "", 1))) == NAME then
-				return bare
+				return body -- with the blank, which is what is wrong
 			end
 		end
 		return nil

@@ -311,8 +311,7 @@ def test_a_node_that_dies_ends_the_job_and_leaves_nothing_on_either(nodes: Layou
     (living,) = (each for each in each_node(nodes) if each.node != dead.node)
     node.wait_until_clean(living)
     assert [grant.job_id for grant in node.grants(dead)] == [job, job]
-    resume = ("scontrol", "update", f"nodename={dead.node}", "state=resume")
-    jobs.admin(nodes, *resume, allowed=(0, 1))  # 1: an answer of its slurmd came late, and Slurm took it back
+    jobs.admin(nodes, "scontrol", "update", f"nodename={dead.node}", "state=resume", allowed=(0, 1))  # 1: it came back
     daemons.start(nodes, services.describe(nodes, daemon))
     jobs.admin(dead, "hami-hpc", "reconcile", "--node", dead.node, allowed=(0, 3))
     node.wait_until_clean(dead)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls the rules of sharing a GPU's time (native/interposer/arbitration), as a job's processes do, by ctypes: budgets,
-terms, parts, use. fitting.py: how timeslices fit the others.
+terms, parts, use. parting.py: what processes say of themselves; fitting.py: how timeslices fit the others.
 
 The library is build/native/libhami-arbitration.so, or that of the build that HAMI_TEST_BUILD names. Times in ns, shares
 in percent, as in the headers. Pure: the same arguments give the same results.
@@ -36,7 +36,6 @@ LEFT_LATE_NS = constant("terms.h", "HAMI_LEFT_LATE_NS")
 SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
 COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
-PART_BUSY = constant("parts.h", "HAMI_PART_BUSY")
 FULL = constant("terms.h", "HAMI_PART_FULL")
 ANY_NUMBER = 2**32 - 1
 
@@ -149,13 +148,10 @@ _lib.hami_part_context.argtypes = (
     _I64,
     ctypes.POINTER(_I64),
 )
-_lib.hami_part_sharers.restype = _lib.hami_part_filled.restype = _lib.hami_part_counts.restype = _U32
-_lib.hami_part_settled.restype, _lib.hami_part_settled.argtypes = _U32, (_U32, _U32)
+_lib.hami_part_sharers.restype = _U32
 _lib.hami_part_sharers.argtypes = (ctypes.POINTER(_Terms), ctypes.POINTER(_Part), _U32)
-_lib.hami_part_filled.argtypes, _lib.hami_part_counts.argtypes = (_U32, _I64, _I64), (_U32,)
 _lib.hami_part_one_context.restype = ctypes.c_bool
 _lib.hami_part_one_context.argtypes = (ctypes.POINTER(_Terms), ctypes.POINTER(_Part), _U32)
-_lib.hami_part_worked.restype, _lib.hami_part_worked.argtypes = _U32, (_U32, ctypes.c_bool)
 _lib.hami_terms_waits.restype = ctypes.c_bool
 _lib.hami_terms_waits.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_Visit))
 _lib.hami_terms_has_long_rounds.restype = ctypes.c_bool
@@ -385,23 +381,3 @@ def use_costs(
     """Returns what it cost others that a process came to the engine so often after them, ns: struct hami_presence."""
     presence = _Presence(elapsed_ns, max(on_ns, used_ns), used_ns, others_ns, slice_ns, arrivals, paused_ns)
     return int(_lib.hami_use_costs(presence))
-
-
-def worked(before: int, works: bool) -> int:
-    """Returns of how many of its samples something had work, permille, after one more."""
-    return int(_lib.hami_part_worked(before, works))
-
-
-def filled(before: int, stay_ns: int, timeslice_ns: int) -> int:
-    """Returns how much of its timeslices a process uses, permille, after one more stay."""
-    return int(_lib.hami_part_filled(before, stay_ns, timeslice_ns))
-
-
-def counts(filled_permille: int) -> int:
-    """Returns for how much of a process one counts that says so, permille."""
-    return int(_lib.hami_part_counts(filled_permille))
-
-
-def settled(before: int, now: int) -> int:
-    """Returns how many divide a timeslice by a new count, permille."""
-    return int(_lib.hami_part_settled(before, now))

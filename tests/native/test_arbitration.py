@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import arbitration as a
+import parting
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -334,10 +335,10 @@ def test_the_only_context_is_open_always(now: int, processes: int) -> None:
 @given(st.lists(st.booleans(), max_size=60), st.integers(0, 1000))
 def test_what_has_work_counts_as_busy_at_once_and_without_work_no_longer_soon(seen: list[bool], before: int) -> None:
     for works in seen:
-        after = a.worked(before, works)
+        after = parting.worked(before, works)
         assert 0 <= after <= 1000
-        assert after >= a.PART_BUSY if works else after <= before
+        assert after >= parting.PART_BUSY if works else after <= before
         before = after
     for _ in range(6):
-        before = a.worked(before, False)
-    assert before < a.PART_BUSY
+        before = parting.worked(before, False)
+    assert before < parting.PART_BUSY

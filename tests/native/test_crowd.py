@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import arbitration as a
+import parting
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,7 +136,7 @@ def test_contexts_too_many_for_a_timeslice_are_open_one_at_a_time(
 
 @given(U32, I64, I64)
 def test_what_a_process_uses_of_its_timeslices(before: int, stay: int, timeslice: int) -> None:
-    now = a.filled(before, stay, timeslice)
+    now = parting.filled(before, stay, timeslice)
     if stay < 0 or timeslice <= 0:
         assert now == before
         return
@@ -149,19 +150,19 @@ def test_what_a_process_uses_of_its_timeslices(before: int, stay: int, timeslice
 
 @given(U32)
 def test_a_process_counts_for_what_it_says_and_nearly_all_is_all(said: int) -> None:
-    assert a.counts(said) == (said if said < 750 else a.FULL)
+    assert parting.counts(said) == (said if said < 750 else a.FULL)
 
 
 @given(U32, U32)
 def test_what_differs_little_changes_no_timeslice(before: int, now: int) -> None:
-    settled, was, sharers = a.settled(before, now), max(before, a.FULL), max(now, a.FULL)
+    settled, was, sharers = parting.settled(before, now), max(before, a.FULL), max(now, a.FULL)
     assert settled == (sharers if abs(sharers - was) > was // 16 else was)
-    assert a.settled(settled, now) == settled
+    assert parting.settled(settled, now) == settled
 
 
 @pytest.mark.parametrize(("stays_us", "least", "most"), [([13], 0, 1), ([11_250], 1000, 1000), ([100, 5000], 400, 445)])
 def test_light_processes_take_little_of_a_timeslice(stays_us: list[int], least: int, most: int) -> None:
     said = a.FULL
     for i in range(200):
-        said = a.filled(said, 1000 * stays_us[i % len(stays_us)], 11_250_000)
+        said = parting.filled(said, 1000 * stays_us[i % len(stays_us)], 11_250_000)
     assert least <= said <= most

@@ -50,8 +50,8 @@ static bool divides_turn(const struct hami_terms *terms, const struct hami_part 
 }
 
 /*
- * Returns for how many common rounds the same ones are open: each change lets the tenant's own round begin anew. For fewer
- * where not each process would be in one of ROUNDS_MOST.
+ * Returns for how many common rounds the same ones are open. Each change costs others a stay of the tenant, so there are more
+ * where that is long; but only so many that each process has its turn within ROUNDS_MOST.
  */
 static uint32_t rounds_each(const struct hami_terms *terms, const struct hami_part *part)
 {
@@ -61,7 +61,7 @@ static uint32_t rounds_each(const struct hami_terms *terms, const struct hami_pa
 	return rounds < 1 ? 1 : rounds < ROUNDS_MOST ? (uint32_t)rounds : ROUNDS_MOST;
 }
 
-/* Returns how many processes are open in a round; each is in one of ROUNDS_MOST. */
+/* Returns how many processes are open at a time: as many as fit, or as it takes for each to be in one of ROUNDS_MOST. */
 static uint32_t at_once(const struct hami_terms *terms, const struct hami_part *part)
 {
 	const uint32_t most = hami_terms_at_once(terms),
@@ -94,7 +94,7 @@ static bool in_round(const struct hami_terms *terms, const struct hami_part *par
 	return (part->rank + part->count - first) % part->count < open;
 }
 
-/* Returns in how many rounds the process was open, of all that the clock has had before this one, in which it is. */
+/* Returns in how many of the clock's rounds before this one, in which it is open, the process was. */
 static uint64_t rounds_before(const struct hami_terms *terms, const struct hami_part *part, uint64_t round)
 {
 	if (!is_crowded(terms, part) || part->rank >= part->count)

@@ -29,10 +29,10 @@ struct hami_part {
 bool hami_part_open(const struct hami_terms *terms, const struct hami_part *part, int64_t now,
 		    int64_t *until);
 
-/* Returns how many of the step's processes divide a timeslice, permille, of `sharers` if all were open. */
+/* Returns how many processes divide the timeslice while some wait for their turn, permille; `sharers`: if all were open. */
 uint32_t hami_part_sharers(const struct hami_terms *terms, const struct hami_part *part, uint32_t sharers);
 
-/* Returns whether the process's contexts with work, so many, are open one at a time: all at once each had too short a time. */
+/* Returns whether so many contexts with work of the process are open one at a time: together each had too short a timeslice. */
 bool hami_part_one_context(const struct hami_terms *terms, const struct hami_part *part, uint32_t count);
 
 /*
@@ -47,7 +47,7 @@ uint32_t hami_part_context(const struct hami_terms *terms, const struct hami_par
 /* Returns the moving mean of that after one more sample. */
 uint32_t hami_part_worked(uint32_t worked, bool works);
 
-#define HAMI_PART_MOST (HAMI_PART_FULL / 2) /* who says more uses most of them */
+#define HAMI_PART_MOST (HAMI_PART_FULL / 2) /* who says so much uses most of them */
 /*
  * Returns how much of its timeslices a process uses, permille, after a stay on the engine of so long, ns, that no pause
  * ended. It rises at once and falls slowly: what a process takes beyond what it says its job takes from others.
@@ -56,8 +56,8 @@ uint32_t hami_part_filled(uint32_t filled, int64_t stay, int64_t timeslice);
 /* Returns for how much of a process one counts that says so, whatever it wrote, permille: nearly all is all. */
 uint32_t hami_part_counts(uint32_t filled);
 /*
- * Returns how many divide a timeslice by a new count, permille. What differs little from before is before: timeslices that
- * change cut the stay of whoever is on the engine.
+ * Returns how many divide a timeslice by a new count, permille. What differs little from before is before, so that timeslices
+ * seldom change: each change is a call of every process.
  */
 uint32_t hami_part_settled(uint32_t before, uint32_t now);
 

@@ -47,7 +47,7 @@ struct keeper {
 	struct hami_region *region; /* the slice's */
 	struct hami_terms terms;
 	struct hami_fitting fitting;
-	struct hami_part part; /* of the turn, or of the rounds, among the job's processes */
+	struct hami_part part; /* of the turn, or of the rounds, among the job's or the step's processes */
 	uint32_t worked;       /* of its samples, permille, as a moving mean */
 	bool pauses;           /* the policy's way to keep a cap; false: timeslices alone */
 	bool rests;            /* it has nothing to do */

@@ -41,7 +41,7 @@ static struct meter {
 	int64_t pause;               /* for so long they were, until then, and it is not counted */
 	int64_t interrupted, waited; /* when others last took the engine from it, and it theirs */
 	int64_t came;                /* to the engine; 0: it is not there, or it is not known since when */
-	uint32_t unfilled;           /* of its timeslices, permille: begins as 0 */
+	uint32_t unfilled;           /* HAMI_PART_FULL less hami_part_filled(), which begins as all */
 	struct hami_switch switches[SWITCHES]; /* of the last read */
 } meters[HAMI_SLICES];
 

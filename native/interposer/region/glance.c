@@ -54,8 +54,8 @@ struct hami_crowd hami_region_crowd(struct hami_region *region, int64_t since)
 		if (PEEK(slots[i].state) != 1)
 			continue;
 		left--;
-		if (PEEK(slots[i].busy_unix_ns) - (uint64_t)since >
-		    FUTURE_NS) /* before, or of another clock */
+		/* Before, or of another clock. */
+		if (PEEK(slots[i].busy_unix_ns) - (uint64_t)since > FUTURE_NS)
 			continue;
 		is_busy = is_busy || i == own;
 		crowd.of_job.rank += i < own;

@@ -26,12 +26,13 @@ void hami_region_note_busy(struct hami_region *region, int64_t now);
 /* Notes how much of its timeslices this process uses, permille (hami_part_filled()). */
 void hami_region_note_filled(struct hami_region *region, uint32_t filled);
 
-/* The processes that have work. */
+/*
+ * The processes that have work: this one among those of the job (all zeros: it is none of them), and among those of its step
+ * that use most of their timeslices (rank >= count: it is none); and of its step the sum of hami_part_counts().
+ */
 struct hami_crowd {
-	struct hami_part of_job; /* this one among those of the job; all zeros: it is none of them */
-	struct hami_part
-		of_step; /* among those of its step that use most of their timeslices; rank >= count: it is none */
-	uint32_t sharers; /* of the step: the sum of hami_part_counts() */
+	struct hami_part of_job, of_step;
+	uint32_t sharers;
 };
 /* Returns the job's processes of which work was noted since `since`; none where the job has one process. */
 struct hami_crowd hami_region_crowd(struct hami_region *region, int64_t since);

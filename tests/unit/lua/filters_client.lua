@@ -39,6 +39,7 @@ test("a vgpu in other letters or behind a blank is refused with what to write", 
 				client_refused(pre_submit({ type = kind, gres = gres }), "is not understood; a request is vgpu[:TYPE]")
 			end
 		end
+		client_refused(pre_submit({ type = kind, gres = " vgpu:mem=8G" }), "' vgpu:mem=8G' is not understood")
 		for _, text in ipairs({ "VGPUS:1", "my_VGPU:1", "nic:VGPU:1", "VGPU_x" }) do
 			local rc, written = pre_submit({ type = kind, gres = text })
 			equal(rc, 0, "another gres")
