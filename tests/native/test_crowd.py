@@ -8,7 +8,7 @@ from dataclasses import replace
 import arbitration as a
 import parting
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 CORES = st.integers(1, 99)
@@ -75,6 +75,7 @@ def test_in_a_cycle_each_process_has_the_same(cores: int, count: int, cycle: int
 
 
 @given(CORES, U32, U32, st.integers(0, 2**61))
+@example(1, 2**31 + 1, 2**31 - 1, 0)  # their sum is more than 32 bits have
 @settings(deadline=None)
 def test_of_any_number_each_is_open_in_its_turn(cores: int, count: int, rank: int, now: int) -> None:
     terms, count = beside(cores), max(count, 1)

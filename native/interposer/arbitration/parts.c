@@ -91,7 +91,7 @@ static bool in_round(const struct hami_terms *terms, const struct hami_part *par
 	const uint32_t open = at_once(terms, part);
 	const int64_t first = piece.number % part->count * open % part->count;
 	*until = piece.end;
-	return (part->rank + part->count - first) % part->count < open;
+	return ((int64_t)part->rank + part->count - first) % part->count < open;
 }
 
 /* Returns in how many of the clock's rounds before this one, in which it is open, the process was. */
