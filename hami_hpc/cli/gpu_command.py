@@ -13,7 +13,7 @@ import click
 from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import command, config_option, format_option, settings_of, this_node_option
-from hami_hpc.core.out_of_service import free_shards
+from hami_hpc.core.out_of_service import as_numbered, free_shards
 from hami_hpc.core.tables import table
 from hami_hpc.errors import NodeError
 from hami_hpc.node import agent_file, drained_gpus, job_dirs
@@ -37,8 +37,8 @@ def last_faults(settings: Settings) -> dict[str, str]:
 
 def rows(settings: Settings, node: placeholders.Node) -> list[dict[str, object]]:
     """Returns the node's GPUs, with what jobs and placeholders hold of them."""
-    drained = {gpu.uuid: gpu for gpu in drained_gpus.read(settings.state_dir)}
     gpus = occupy.inventory(settings)
+    drained = {gpu.uuid: gpu for gpu in as_numbered(drained_gpus.read(settings.state_dir), gpus)}
     held = node.holdings()
     faults = last_faults(settings)
     free = free_shards({gpu.slurm_index: occupy.shards_of(settings, gpu) for gpu in gpus}, held)

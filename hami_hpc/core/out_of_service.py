@@ -18,12 +18,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from hami_hpc.core.inventory import Gpu
+
 VERSION = 1
 PLACEHOLDER_NAME = "hami-hpc-drain"  # job_submit knows this name too: slurm-plugins/lua/hami_hpc_jobs.lua
 # shard:279(IDX:1) in 22.05; later, for each GPU of the node, what is held and what there is: shard:279(0/559,279/559)
 _GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d{1,12})\((?:IDX:([\d,-]{1,999})|([\d/,]{1,9999}))\)")
 _FIXED = re.compile(rf"(?:^|,){c.GRES_FIXED}(?:\(CNT)?:(\d{{1,12}})")
 NO_GPU = -1  # in place of the number of a GPU: the job holds none
+GONE = -2  # in place of Slurm's number of a GPU out of service: another GPU has that now
 _RELEASED = frozenset(
     {"PENDING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 )
@@ -37,6 +40,24 @@ class DrainedGpu(NamedTuple):
     slurm_index: int
     reason: str
     since_unix_s: int
+
+
+def as_numbered(drained: Iterable[DrainedGpu], gpus: Iterable[Gpu]) -> tuple[DrainedGpu, ...]:
+    """Returns the GPUs out of service with the numbers that they have among `gpus`, the node's.
+
+    Numbers change when a GPU has been taken out or replaced. One that is not among them keeps its own, unless another
+    has that now: then Slurm's is GONE, so that nobody takes the new GPU for the one that was taken out of service.
+    """
+    here = {gpu.uuid: gpu for gpu in gpus}
+    numbers = {gpu.slurm_index for gpu in here.values()}
+    found = []
+    for entry in drained:
+        if gpu := here.get(entry.uuid):
+            entry = entry._replace(minor=gpu.minor, slurm_index=gpu.slurm_index)
+        elif entry.slurm_index in numbers:
+            entry = entry._replace(slurm_index=GONE)
+        found.append(entry)
+    return tuple(found)
 
 
 class Holding(NamedTuple):

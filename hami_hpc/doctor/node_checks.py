@@ -16,6 +16,7 @@ from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.mode_outage import feature_of, recent
+from hami_hpc.core.out_of_service import GONE
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import mig_checks
@@ -144,16 +145,18 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
 
 def check_drained(facts: Facts) -> Iterator[Finding]:
     """Reports the GPUs out of service, and whether Slurm can still use a part of one."""
-    drained = drained_gpus.read(facts.settings.state_dir)
-    if not drained:
+    if not drained_gpus.read(facts.settings.state_dir):
         return
     run = occupy.Occupation(facts.settings, placeholders.Node(facts.node, placeholders.environment(os.environ)))
     run.look()
     free = run.free()
-    for gpu in drained:
+    for gpu in run.drained:
         what, detail = f"GPU {gpu.minor} out of service", f"{gpu.reason} ({gpu.uuid})"
         left = free.get(gpu.slurm_index, 0)
-        if left:
+        if gpu.slurm_index == GONE:
+            detail += ": it is not here any more, and another GPU has its number"
+            yield Finding(what, Level.WARN, detail, f"hami-hpc gpu resume {gpu.uuid} takes it off the list")
+        elif left:
             advice = f"hami-hpc gpu drain {gpu.minor} --reason ... again: its prolog refuses the jobs that Slurm starts"
             yield Finding(what, Level.FAIL, f"{detail}: {left} of its shards are free for Slurm", advice)
         else:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.out_of_service import DrainedGpu, Holding
+from hami_hpc.core.out_of_service import DrainedGpu, Holding, as_numbered
 from hami_hpc.errors import NodeError
 from hami_hpc.node import admin_log, drained_gpus, events, locks, mig_static
 from hami_hpc.node.config import Settings
@@ -21,13 +21,13 @@ FILE_LOCK_S = 10.0
 
 
 def find(gpus: tuple[Gpu, ...], drained: tuple[DrainedGpu, ...], word: str) -> DrainedGpu:
-    """Returns the GPU that `word` names by UUID or minor number. Raises NodeError when the node has none such."""
-    for entry in drained:
+    """Returns the GPU that `word` names by UUID or minor number, with the numbers that it has now; one that is not here
+    any more only where no other has that number. Raises NodeError when the node has none such."""
+    out = {entry.uuid: entry for entry in as_numbered(drained, gpus)}
+    here = [out.pop(gpu.uuid, DrainedGpu(gpu.uuid, gpu.minor, gpu.slurm_index, "", 0)) for gpu in gpus]
+    for entry in (*here, *out.values()):
         if word in (entry.uuid, str(entry.minor)):
             return entry
-    for gpu in gpus:
-        if word in (gpu.uuid, str(gpu.minor)):
-            return DrainedGpu(gpu.uuid, gpu.minor, gpu.slurm_index, "", 0)
     known = ", ".join(f"{gpu.minor} ({gpu.uuid})" for gpu in gpus) or "none"
     raise NodeError(f"this node has no GPU {word}. Its GPUs by minor number: {known}")
 
@@ -44,7 +44,7 @@ def mark(settings: Settings, word: str, reason: str, source: str = "gpu", xid: i
 
     def change(drained: tuple[DrainedGpu, ...]) -> tuple[DrainedGpu, tuple[DrainedGpu, ...]]:
         entry = find(occupy.inventory(settings), drained, word)
-        if source == "agent" and entry in drained:
+        if source == "agent" and entry.uuid in {other.uuid for other in drained}:
             return entry, drained
         entry = entry._replace(reason=reason, since_unix_s=entry.since_unix_s or int(time.time()))
         others = (other for other in drained if other.uuid != entry.uuid)

@@ -16,8 +16,10 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.contexts import suppress
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.out_of_service import (
+    GONE,
     DrainedGpu,
     Holding,
+    as_numbered,
     fixed_to_hold,
     fixed_too_many,
     free_shards,
@@ -54,7 +56,7 @@ class Occupation:
     def look(self) -> tuple[int, ...]:
         """Reads file and Slurm again; returns the sizes of the jobs to submit, () when nothing is missing."""
         self.looked_ns = time.time_ns()
-        self.drained = drained_gpus.read(self.settings.state_dir)
+        self.drained = as_numbered(drained_gpus.read(self.settings.state_dir), self.gpus)
         self.held = self.node.holdings()
         is_due = time.monotonic() < self.fixed_end
         self.lacking = fixed_to_hold(self.fixed, self.held, self.indices()) if is_due else ()
@@ -84,10 +86,7 @@ class Occupation:
 
     def indices(self) -> frozenset[int]:
         """Returns Slurm's numbers of the GPUs out of service."""
-        uuids = {gpu.uuid for gpu in self.drained}
-        here = {gpu.slurm_index for gpu in self.gpus if gpu.uuid in uuids}
-        lost = uuids - {gpu.uuid for gpu in self.gpus}  # the driver does not show it any more
-        return frozenset(here | {gpu.slurm_index for gpu in self.drained if gpu.uuid in lost})
+        return frozenset(gpu.slurm_index for gpu in self.drained) - {GONE}
 
     def free(self) -> dict[int, int]:
         return free_shards({gpu.slurm_index: shards_of(self.settings, gpu) for gpu in self.gpus}, self.held)

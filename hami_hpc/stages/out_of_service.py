@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu, indices
-from hami_hpc.core.out_of_service import DrainedGpu
+from hami_hpc.core.out_of_service import DrainedGpu, as_numbered
 from hami_hpc.errors import HamiError, JobError
 from hami_hpc.node import drained_gpus
 from hami_hpc.node.config import Settings
@@ -52,7 +52,7 @@ def send_back(settings: Settings, environment: Mapping[str, str], job_id: int) -
 
 def after_job(settings: Settings, environment: Mapping[str, str]) -> None:
     """Fills what a job has freed of a GPU out of service, before the epilog ends and slurmctld uses the node again."""
-    drained: set[int] = {gpu.slurm_index for gpu in _read(settings, "epilog")}
+    drained: set[int] = {gpu.slurm_index for gpu in as_numbered(_read(settings, "epilog"), _gpus(settings))}
     try:
         held = set(indices(environment.get("SLURM_JOB_GPUS", "")))
         # Where GPUs have types that are places it may lack some of the job's (docs/adr/055).
@@ -65,6 +65,20 @@ def after_job(settings: Settings, environment: Mapping[str, str]) -> None:
         from hami_hpc.stages import occupy
 
         occupy.start_detached(settings, environment, REGISTERED_WAIT_S)
+
+
+def _gpus(settings: Settings) -> tuple[Gpu, ...]:
+    """Returns the GPUs as the ledger has them; none where it cannot be read."""
+    try:
+        ledger = common.read_ledger(settings)
+    except HamiError:
+        return ()
+    try:
+        return tuple(ledger.inventory())
+    except HamiError:
+        return ()
+    finally:
+        ledger.close()
 
 
 def _read(settings: Settings, stage: str) -> tuple[DrainedGpu, ...]:

@@ -66,7 +66,7 @@ def _forget_refusal(settings: Settings, job_id: int) -> None:
 
 def _problem(settings: Settings, environment: Mapping[str, str], job: GpuJob, find_gpus: FindGpus) -> str:
     """Returns what is wrong with the job's GPUs; "" for a job that may start."""
-    found = _taken(settings, job, find_gpus) or _out_of_service(settings, job)
+    found = _unusable(settings, job, find_gpus)
     if not found:
         return ""
     scontrol, node = drain.find_scontrol(), environment.get("SLURMD_NODENAME", "")
@@ -77,7 +77,11 @@ def _problem(settings: Settings, environment: Mapping[str, str], job: GpuJob, fi
     job = job._replace(gpus=tuple(index for index in job.gpus if index in whole))  # of others it has shards
     if _taken(settings, job, find_gpus):
         make_room.of_gone_jobs(settings, environment)
-    return _taken(settings, job, find_gpus) or _out_of_service(settings, job)
+    return _unusable(settings, job, find_gpus)
+
+
+def _unusable(settings: Settings, job: GpuJob, find_gpus: FindGpus) -> str:
+    return _taken(settings, job, find_gpus) or _out_of_service(settings, job, find_gpus)
 
 
 def _taken(settings: Settings, job: GpuJob, find_gpus: FindGpus) -> str:
@@ -97,7 +101,17 @@ def _taken(settings: Settings, job: GpuJob, find_gpus: FindGpus) -> str:
     return ""
 
 
-def _out_of_service(settings: Settings, job: GpuJob) -> str:
-    drained = {one.slurm_index: one for one in drained_gpus.read(settings.state_dir)}
-    one = next((drained[index] for index in job.gpus if index in drained), None)
-    return "" if one is None else f"GPU {one.minor} ({one.uuid}), which is out of service: {one.reason}"
+def _out_of_service(settings: Settings, job: GpuJob, find_gpus: FindGpus) -> str:
+    """Returns which of the job's GPUs is out of service. By UUID: another GPU may have its number now."""
+    drained = {one.uuid: one for one in drained_gpus.read(settings.state_dir)}
+    if not drained:
+        return ""
+    ledger = common.open_ledger(settings)
+    try:
+        gpus = find_gpus(ledger, settings, job.job_id, job.gpus)
+    finally:
+        ledger.close()
+    for gpu in gpus:
+        if gpu.uuid in drained:
+            return f"GPU {gpu.minor} ({gpu.uuid}), which is out of service: {drained[gpu.uuid].reason}"
+    return ""

@@ -15,7 +15,10 @@ from test_out_of_service import OUT, FakeNode
 
 from hami_hpc.cli import main
 from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.core.finding import Level
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding
+from hami_hpc.doctor import node_checks
+from hami_hpc.doctor.facts import Facts
 from hami_hpc.node import admin_log, agent_file, drain, drained_gpus
 from hami_hpc.node.event_reader import EventReader
 from hami_hpc.slurm import placeholders
@@ -99,6 +102,19 @@ def test_a_gpu_that_the_driver_has_lost_is_still_known_by_its_entry(node: Node, 
     drained_gpus.write(node.settings.state_dir, (lost,))
     assert "GPU-lost" in run(node, "list").output
     assert run(node, "resume", "2").output == "GPU 2 (GPU-lost) is in service again\n"
+
+
+def test_a_gpu_that_replaced_one_out_of_service_is_listed_as_itself(node: Node, slurm: FakeNode) -> None:
+    gone = OUT._replace(uuid="GPU-gone", minor=1, slurm_index=1)
+    drained_gpus.write(node.settings.state_dir, (gone,))
+    result = run(node, "list", "--format", "json")
+    assert result.exit_code == 0  # nothing of a GPU out of service is free
+    rows = {row["uuid"]: (row["minor"], row["in_service"], row["jobs"]) for row in json.loads(result.output)}
+    assert rows == {UUIDS[0]: (0, True, []), UUIDS[1]: (1, True, [7]), "GPU-gone": (1, False, [])}
+    (finding,) = node_checks.check_drained(Facts(node.settings, "node1"))
+    assert (finding.what, finding.level) == ("GPU 1 out of service", Level.WARN)
+    assert finding.detail == f"{gone.reason} (GPU-gone): it is not here any more, and another GPU has its number"
+    assert finding.advice == "hami-hpc gpu resume GPU-gone takes it off the list"
 
 
 @pytest.mark.parametrize(

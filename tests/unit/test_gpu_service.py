@@ -11,7 +11,7 @@ import pytest
 from node_testbed import UUIDS, Node
 from test_out_of_service import OUT, FakeNode
 
-from hami_hpc.core.out_of_service import Holding
+from hami_hpc.core.out_of_service import DrainedGpu, Holding
 from hami_hpc.errors import NodeError
 from hami_hpc.node import admin_log, drained_gpus, locks
 from hami_hpc.node.event_reader import EventReader
@@ -169,3 +169,34 @@ def test_one_who_asks_for_a_gpu_waits_for_the_process_that_fills_it_and_not_for_
     with pytest.raises(locks.HeldError):
         gpu_service.resume(node.settings, slurm, "0")
     assert given[3:] == [1.0], "what has begun has a second at least"
+
+
+def replaced(node: Node) -> DrainedGpu:
+    """GPU 1 was taken out of service, and another one is in its place now."""
+    gone = OUT._replace(uuid="GPU-gone", minor=1, slurm_index=1)
+    drained_gpus.write(node.settings.state_dir, (gone,))
+    return gone
+
+
+def test_nothing_of_a_gpu_is_held_that_replaced_one_out_of_service(node: Node) -> None:
+    gone = replaced(node)
+    slurm = FakeNode()
+    run = occupy.occupy(node.settings, slurm, 1.0)
+    assert (run.indices(), slurm.queue, slurm.held) == (frozenset(), {}, [])
+    assert gpu_service.drain(node.settings, slurm, "1", "fan").startswith(f"{NAMES[1]} is out of service: fan")
+    assert [(held.slurm_index, held.shards) for held in slurm.held] == [(1, 559)]
+    assert gpu_service.resume(node.settings, slurm, "1") == f"{NAMES[1]} is in service again"
+    assert (slurm.held, drained_gpus.read(node.settings.state_dir)) == ([], (gone,))
+    assert gpu_service.resume(node.settings, slurm, gone.uuid) == "GPU 1 (GPU-gone) is in service again"
+    assert drained_gpus.read(node.settings.state_dir) == ()
+
+
+def test_a_gpu_out_of_service_is_held_by_the_number_that_it_has_now(node: Node) -> None:
+    """As when another GPU was taken out of the node, and those after it have other numbers."""
+    moved = OUT._replace(uuid=UUIDS[1], minor=2, slurm_index=2)
+    drained_gpus.write(node.settings.state_dir, (moved,))
+    slurm = FakeNode()
+    with pytest.raises(NodeError, match="no GPU 2"):
+        gpu_service.resume(node.settings, slurm, "2")
+    assert gpu_service.drain(node.settings, slurm, UUIDS[1], "fan").startswith(f"{NAMES[1]} is out of service: fan")
+    assert [(held.slurm_index, held.shards) for held in slurm.held] == [(1, 559)]

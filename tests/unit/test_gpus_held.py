@@ -147,6 +147,12 @@ def test_a_gpu_out_of_service_is_given_to_no_job_as_a_whole(node: Node, controll
     assert text.startswith(f"job {WHOLE} was given GPU 1 ({UUIDS[1]}), which is out of service: Xid 63. A batch job")
 
 
+def test_a_gpu_in_the_place_of_one_out_of_service_is_given_as_a_whole(node: Node, controller: Controller) -> None:
+    Path(node.settings.state_dir).mkdir(exist_ok=True)
+    drained_gpus.write(node.settings.state_dir, (DrainedGpu("GPU-gone", 1, 1, "Xid 63", 1_790_000_000),))
+    assert start(node, controller, "1", "gpu:1(IDX:1)") == ""
+
+
 def test_slurmctld_is_not_asked_where_nobody_has_a_slice(tmp_path: Path, controller: Controller) -> None:
     node = Node.make(tmp_path / "other")
     assert start(node, controller) == ""

@@ -204,6 +204,19 @@ def test_an_epilog_starts_the_filling_for_a_job_of_that_gpu_only(node: Node, mon
     assert len(started) == 2
 
 
+def test_an_epilog_looks_for_the_number_that_a_gpu_out_of_service_has_now(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(occupy, "start_detached", lambda *arguments: started.append(arguments))
+    assert node.prolog(5) == 0  # the ledger has the node's GPUs
+    drained_gpus.write(node.settings.state_dir, (OUT._replace(minor=2, slurm_index=2),))
+    out_of_service.after_job(node.settings, {"SLURM_JOB_GPUS": "2"})
+    assert started == []
+    out_of_service.after_job(node.settings, {"SLURM_JOB_GPUS": "0"})
+    assert len(started) == 1
+
+
 def test_where_types_are_places_each_job_with_a_gpu_may_have_held_that_one(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
