@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import time
@@ -13,8 +12,11 @@ from enum import Enum
 from pathlib import Path
 
 from hami_hpc.errors import NodeError
+from hami_hpc.node import locks
 from hami_hpc.render.marks import is_ours
 from hami_hpc.slurm.plugstack import read_text
+
+LOCK, LOCK_S = ".hami-hpc-render.lock", 60.0
 
 
 class State(Enum):
@@ -76,18 +78,25 @@ def state(path: Path, content: str) -> State:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lets one render run at a time, because it reads the blocks of other nodes and writes them back."""
+    """Lets one render run at a time, because it reads the blocks of other nodes and writes them back.
+
+    The lock is a file for its owner alone, which is removed at the end: every user can lock the directory. Raises
+    HeldError when another render takes longer than LOCK_S, such as one that waits for an answer at a terminal.
+    """
     try:
         make_folder(folder)
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise NodeError(f"{folder} cannot be used ({error.strerror})") from error
+    path, lock = folder / LOCK, -1
+    with suppress(OSError):  # some network file systems have no locks; where nothing can be written, write() says so
+        lock = locks.acquire(str(path), True, LOCK_S)
     try:
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
+        if lock >= 0:
+            with suppress(OSError):
+                path.unlink()
+            os.close(lock)
 
 
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:

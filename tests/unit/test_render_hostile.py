@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import signal
@@ -196,6 +197,32 @@ def test_a_disk_that_takes_nothing_more_ends_in_one_line(node: Node, etc: Path) 
         assert "Read-only file system" in failed_render(node, etc)
     finally:
         subprocess.run(["umount", etc], check=True)
+
+
+def test_one_who_locks_the_directory_keeps_nobody_from_rendering(node: Node, etc: Path) -> None:
+    """Every user can open it, and so lock it."""
+    fd = os.open(etc, os.O_RDONLY)
+    try:
+        as_nobody(lambda: fcntl.flock(fd, fcntl.LOCK_EX))
+        command = [*command_of(node), "-o", str(etc)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    finally:
+        os.close(fd)
+    assert done.returncode == 0, done.stderr
+    assert not (etc / on_disk.LOCK).exists()
+
+
+def test_a_render_that_another_one_keeps_waiting_says_so(
+    node: Node, etc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_disk, "LOCK_S", 0.1)
+    with on_disk.locked(etc):
+        assert (etc / on_disk.LOCK).stat().st_mode & 0o777 == 0o600
+        done = render(node)
+    assert done.exit_code == 1
+    path = etc / on_disk.LOCK
+    assert f"lock {path}: another process has held it for over 0.1 s: see fuser {path}" in done.output
+    assert list(etc.iterdir()) == []
 
 
 def command_of(node: Node) -> list[str]:
