@@ -100,26 +100,44 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Writes the files, each by a rename. Keeps a copy of each foreign file and returns the copies' paths.
+    """Writes the files beside the old ones, then renames each. Keeps a copy of each foreign file and returns the
+    copies' paths.
 
-    Raises NodeError, which names the file that could not be written; the files before it are written.
+    Raises NodeError, which names the file that could not be written. Where the disk is full no file is changed: they
+    belong together.
     """
-    copies = []
+    new = {folder / name: content for name, content in files.items()}
     stamp = time.strftime("%Y%m%dT%H%M%S")
-    for name, content in files.items():
-        path = folder / name
-        temporary = path.with_name(f".{path.name}.new")
-        try:
-            make_folder(path.parent)
-            _write_new(temporary, content)
-            if state(path, content) is State.FOREIGN:
-                copies.append(_keep(path, stamp))
-            temporary.replace(path)
-        except OSError as error:
+    copies = []
+    try:
+        for path, content in new.items():
+            with _explained(path, ". No file was changed"):
+                make_folder(path.parent)
+                _write_new(_beside(path), content)
+        for path, content in new.items():
+            with _explained(path):
+                if state(path, content) is State.FOREIGN:
+                    copies.append(_keep(path, stamp))
+                _beside(path).replace(path)
+    except BaseException:
+        for path in new:
             with suppress(OSError):
-                temporary.unlink()
-            raise NodeError(f"{path} cannot be written ({error.strerror})") from error
+                _beside(path).unlink()
+        raise
     return copies
+
+
+@contextmanager
+def _explained(path: Path, kept: str = "") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NodeError(f"{path} cannot be written ({error.strerror}){kept}") from error
+
+
+def _beside(path: Path) -> Path:
+    """Returns the path of the new file that is to be renamed."""
+    return path.with_name(f".{path.name}.new")
 
 
 def make_folder(folder: Path) -> None:

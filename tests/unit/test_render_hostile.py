@@ -199,6 +199,15 @@ def test_a_disk_that_takes_nothing_more_ends_in_one_line(node: Node, etc: Path) 
         subprocess.run(["umount", etc], check=True)
 
 
+def test_a_disk_that_takes_some_of_the_files_keeps_all_as_they_were(node: Node, etc: Path) -> None:
+    """A slurm.conf with the new counts of Gres= beside a gres.conf with the old ones would drain the node."""
+    render(node, gpus="h200:1")
+    before = snapshot(etc)
+    line = failed_render(node, etc, "prlimit", "--fsize=2048")
+    assert line.endswith("cannot be written (File too large). No file was changed")
+    assert snapshot(etc) == before
+
+
 def test_one_who_locks_the_directory_keeps_nobody_from_rendering(node: Node, etc: Path) -> None:
     """Every user can open it, and so lock it."""
     fd = os.open(etc, os.O_RDONLY)
