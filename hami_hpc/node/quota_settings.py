@@ -12,6 +12,7 @@ from hami_hpc.core.qos import NONE
 from hami_hpc.core.quota import GUARANTEE, GUARANTEED, LIMITS, Limit, Quota, Quotas
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import _Table
+from hami_hpc.node.settings_text import read_text
 
 FILE = "quotas.toml"  # beside hami-hpc.toml
 VERSION = 1
@@ -21,13 +22,13 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")  # sacctmgr writes every name in low
 
 
 def read_quotas(path: Path) -> Quotas:
-    """Returns the quotas of a file. Raises NodeError, with file, table and key, for whatever is wrong with it."""
+    """Returns the quotas of a file, which for root others may not write. Raises NodeError, with file, table and key,
+    for whatever is wrong with it."""
     try:
-        with path.open("rb") as file:
-            document = tomllib.load(file, parse_float=Decimal)
+        document = tomllib.loads(read_text(str(path.absolute())), parse_float=Decimal)
     except OSError as error:
         raise NodeError(f"{path} cannot be read ({error.strerror}); docs/quotas.md says what it holds") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError, and int's own
         raise NodeError(f"{path} is not TOML: {error}") from error
     top = _Table(str(path), "", document)
     version = top.take("version")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -223,6 +225,9 @@ def test_a_guarantee_that_is_gone_from_the_file_is_named(tmp_path: Path) -> None
         ("version = 1\naccounts = 3\n", "table [accounts] is not a table"),
         ("version = \n", "is not TOML"),
         ("\udcff", "is not TOML"),
+        ("\ufeffversion = 1\n", "begins with a byte order mark, which TOML does not have"),
+        (f"version = {'9' * 5000}\n", "is not TOML"),
+        (f"version = {'[' * 5000}\n", "is not TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Path, text: str, words: str) -> None:
@@ -232,6 +237,29 @@ def test_a_wrong_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Pa
         read_quotas(path)
     assert str(raised.value).startswith(str(path))
     assert words in str(raised.value)
+
+
+def test_root_reads_only_quotas_that_root_alone_can_write(tmp_path: Path) -> None:
+    path = tmp_path / "quotas.toml"
+    path.write_text(FULL)
+    path.chmod(0o664)
+    with pytest.raises(NodeError, match="settings that root alone can write"):
+        read_quotas(path)
+    path.chmod(0o644)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(NodeError, match="belongs to uid 65534"):
+        read_quotas(path)
+
+
+def test_a_pipe_or_a_directory_in_the_place_of_the_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    ends = threading.Timer(2.0, os.close, (writer,))  # for one who reads it
+    ends.start()
+    for path, words in ((tmp_path / "pipe", "is not a regular file of at most"), (tmp_path, "cannot be read")):
+        with pytest.raises(NodeError, match=words):
+            read_quotas(path)
+    ends.join()
 
 
 def test_a_file_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
