@@ -15,7 +15,7 @@ from hami_hpc.core.node_names import items_of
 LONGEST = 120  # characters of a host list in a sentence
 _MOST_HOSTS = 65536
 _PART = re.compile(r"([A-Za-z0-9._-]*)(?:\[([0-9,-]+)\]([A-Za-z0-9._-]*))?")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _NUMBERED = re.compile(r"([A-Za-z0-9._-]*?[A-Za-z._-])([0-9]{1,9})")
 
 
@@ -36,8 +36,8 @@ def expand(text: str) -> list[str]:
             continue
         for piece in ranges.split(","):
             hosts += [f"{prefix}{number}{suffix}" for number in _numbers(piece)]
-        if len(hosts) > _MOST_HOSTS:
-            raise HostlistError(f"more than {_MOST_HOSTS} hosts")
+            if len(hosts) > _MOST_HOSTS:
+                raise HostlistError(f"more than {_MOST_HOSTS} hosts")
     return hosts
 
 

@@ -29,8 +29,8 @@ def forget(directory: Path, hosts: str) -> Rendered:
     """
     try:
         nodes = expand(hosts)
-    except HostlistError:
-        nodes = [hosts]
+    except HostlistError as error:
+        raise NodeError(f"NODES: {error}. Give a node, or a host list such as 'gpu[01-16,20]'") from error
     for node in nodes:
         names.check_node("NODES", node)
     if not directory.is_dir():

@@ -71,6 +71,8 @@ def test_forgetting_keeps_an_edited_file_and_takes_nothing_but_names(node: Node)
     assert "was edited since render wrote it" in forget(node, "node1").output
     for wrong in ("node[1-", "node1 node2", "DEFAULT", "", "node[2-1]"):
         assert forget(node, wrong).exit_code == 1, wrong
+    assert "NODES: '2-1' does not ascend, or is too long. Give a node, or" in forget(node, "node[2-1]").output
+    assert "NODES: '1-99999' does not ascend, or is too long." in forget(node, "node[1-99999]").output
     assert snapshot(node.root / "etc") == before
     assert forget(node, "node1", "--force").exit_code == 0
     assert "NodeName" not in path.read_text()
