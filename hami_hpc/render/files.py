@@ -105,6 +105,7 @@ class Renderer:
         self.offer: NodeOffer = make_offer(site, gpus, modes, counts, target.has_typed_shards)
         self._remark_mig(site)
         self._remark_places(site)
+        self._remark_memory(gpus)
         self.model = self.offer.lines[0].model
         self.slurm_conf, self.site_settings = inputs.slurm_conf, inputs.site_settings
         self.values: dict[str, object] = {
@@ -145,6 +146,18 @@ class Renderer:
                 f"{merging.NODES} has {gpus} GPU(s) and slices_max is {site.slices_max}. Where no node of a partition "
                 f"({', '.join(unknown)}) has more, write gpus = {gpus} in its [partitions.*]: jobs could ask for GPUs "
                 "that no node there has"
+            )
+
+    def _remark_memory(self, gpus: tuple[Gpu, ...]) -> None:
+        """Adds a remark on GPUs with less memory than the settings give their model, as two sizes of one product."""
+        smaller = [gpu for gpu in gpus if gpu.total_mib < self.settings.gpu_models[gpu.model]]
+        if smaller:
+            least = min(smaller, key=lambda gpu: gpu.total_mib)
+            self.out.own_remarks.append(
+                f"GPUs of {merging.NODES} have {least.total_mib} MiB, and total_mib of {least.model} in "
+                f"{self.settings.path} is {self.settings.gpu_models[least.model]}: a job that asks for more than they "
+                f"have takes its node out of service. Write total_mib = {least.total_mib}, or give GPUs of this size a "
+                "model of their own (hami-hpc inventory shows them), then render again"
             )
 
     def render(self) -> Rendered:

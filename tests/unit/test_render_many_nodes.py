@@ -52,6 +52,18 @@ def test_nodes_that_slurm_conf_lacks_are_one_remark(node: Node, etc: Path) -> No
     assert f"run hami-hpc forget-node 'gpu[001-{MANY}]', then" in note
 
 
+def test_gpus_of_a_product_with_less_memory_than_the_settings_say_are_pointed_out(node: Node, etc: Path) -> None:
+    (etc / "slurm.conf").write_text(f"NodeName=gpu[001-004]\n{SLURMDBD}")
+    large = [printed(f"gpu00{number}", "NVIDIA A100-PCIE-80GB", 2 * A100_MIB) for number in (1, 2)]
+    small = [printed(f"gpu00{number}", "NVIDIA A100-PCIE-40GB", A100_MIB) for number in (3, 4)]
+    folder = put(node.root / "gathered", *large, *small)
+    assert notes(render(node, folder)) == []
+    node.config.write_text(node.config.read_text().replace(f"{A100_MIB}", f"{2 * A100_MIB}"))
+    [note] = notes(render(node, folder))
+    assert note.startswith(f"note: GPUs of gpu[003-004] have {A100_MIB} MiB, and total_mib of a100 in {node.config} is")
+    assert f"Write total_mib = {A100_MIB}, or give GPUs of this size a model of their own" in note
+
+
 @pytest.mark.parametrize(
     ("names", "spelling"),
     [
