@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hami_hpc.cli.exit_codes import ExitCode
-from hami_hpc.cli.options import Failure, Seconds, command, config_option, settings_of
+from hami_hpc.cli.options import Failure, Seconds, command, config_option, os_error_text, settings_of
 
 if TYPE_CHECKING:
     from hami_hpc.metrics.exposition import Exposition
@@ -161,9 +161,18 @@ def _write_again(path: Path, seconds: float, make_text: Callable[[], bytes]) -> 
     from hami_hpc.metrics import textfile as file
 
     def write_again() -> None:
+        file.write(path, make_text())  # what is wrong from the beginning is an error
+        problem = ""
         while True:
-            file.write(path, make_text())
             time.sleep(seconds)
+            before = problem
+            try:
+                file.write(path, make_text())
+                problem = ""
+            except OSError as error:  # a disk that is full for a while, for example
+                problem = f"{os_error_text(error)} (tried again each {seconds:g} s)"
+            if problem != before:
+                print(problem or f"{path} is written again", file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGTERM, _stop)
     _until_stopped(write_again)

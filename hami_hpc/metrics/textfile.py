@@ -11,10 +11,17 @@ MODE = 0o644  # node_exporter runs as another user
 
 
 def write(path: Path, text: bytes) -> None:
-    """Replaces the file: a reader sees the old or the new one, whole. Raises OSError when that fails.
+    """Replaces the file: a reader sees the old or the new one, whole. Raises OSError, with its path, when that fails.
 
     The temporary file is in the same directory, under a name that the collector does not read.
     """
+    try:
+        _write(path, text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write(path: Path, text: bytes) -> None:
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     temporary = Path(name)
     try:

@@ -146,7 +146,7 @@ def test_a_textfile_that_cannot_be_written_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fchmod", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/hami.prom'"):
         textfile.write(tmp_path / "hami.prom", b"x")
     assert list(tmp_path.iterdir()) == []
 
@@ -173,6 +173,20 @@ def test_every_writes_again_until_it_is_stopped(node: AgentNode, tmp_path: Path)
         node.write(make_state())
         wait_for(path, b"hami_hpc_agent_up 1.0")
     assert list(tmp_path.glob(".hami*")) == []
+
+
+def test_every_goes_on_when_the_file_can_be_written_again(node: AgentNode, tmp_path: Path) -> None:
+    path = tmp_path / "collector" / "hami.prom"
+    path.parent.mkdir()
+    with started(node, "--textfile", str(path), "--every", "1") as process:
+        assert process.stderr is not None
+        wait_for(path, b"hami_hpc_agent_up 0.0")
+        path.parent.rename(tmp_path / "away")
+        assert "Is the agent running?" in process.stderr.readline()
+        assert process.stderr.readline() == f"{path}: No such file or directory (tried again each 1 s)\n"
+        path.parent.mkdir()
+        assert process.stderr.readline() == f"{path} is written again\n"
+        wait_for(path, b"hami_hpc_agent_up 0.0")
 
 
 def fetch(url: str, **headers: str) -> str:
