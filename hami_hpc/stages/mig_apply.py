@@ -76,6 +76,8 @@ def apply(
         if layout is None and not before:  # as on nodes without a GPU, whose boot unit asks, too
             return [NOTHING]
         gpus = tuple(sorted(occupy.inventory(settings), key=lambda gpu: gpu.minor))
+        if layout is None:
+            _check_here(gpus, before)
         wanted = _by_gpu(gpus, _names_of(before) if layout is None else layout)
         _check_order(gpus, wanted)
         with ExitStack() as stack:
@@ -111,6 +113,18 @@ def _names_of(slots: Sequence[Slot]) -> dict[str, tuple[str, ...]]:
     for slot in slots:
         names[slot.gpu_uuid] = (*names.get(slot.gpu_uuid, ()), slot.profile)
     return names
+
+
+def _check_here(gpus: tuple[Gpu, ...], slots: Sequence[Slot]) -> None:
+    """Raises NodeError where a GPU of the layout that was applied last is not here any more."""
+    here = {gpu.uuid for gpu in gpus}
+    gone = {slot.gpu_uuid: slot.minor for slot in slots if slot.gpu_uuid not in here}
+    if gone:
+        names = ", ".join(f"GPU {minor} ({uuid})" for uuid, minor in gone.items())
+        raise NodeError(
+            f"the static layout that was applied last has {names}, which the driver does not show. After a repair "
+            "apply a layout for the GPUs that are here: hami-hpc mig apply FILE"
+        )
 
 
 def _by_gpu(gpus: tuple[Gpu, ...], layout: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

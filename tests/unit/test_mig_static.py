@@ -229,6 +229,20 @@ def test_after_a_restart_apply_without_a_file_makes_it_again_without_slurmctld(
 
 
 @needs_root
+def test_after_a_repair_apply_without_a_file_says_which_gpu_is_gone_and_a_file_makes_it_stand(bed: MigNode) -> None:
+    assert bed.run(do(bed, THREE))
+    gone = from_text((bed.node.root / "state/mig-layout").read_text())[0].gpu_uuid
+    conf = bed.machine.directory / "machine.conf"
+    conf.write_text(conf.read_text().replace(gone, "GPU-99999999-9999-9999-9999-999999999999"))
+    bed.machine.state("--restart")
+    bed.enter_gpus()
+    with pytest.raises(NodeError, match=f"has GPU 1 .{gone}., which the driver does not show.*mig apply FILE"):
+        bed.run(do(bed, None))
+    assert bed.run(do(bed, THREE))
+    assert findings(bed) == [("OK", "3 instance(s) stand")]
+
+
+@needs_root
 def test_doctor_says_what_does_not_stand(bed: MigNode) -> None:
     assert bed.run(do(bed, THREE))
     (bed.machine.directory / "dev/nvidia_mig/2").unlink()
