@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,30 @@ def test_a_hook_without_memory_left_does_not_end_the_agent(node: Node) -> None:
     assert render(node).exit_code == 0
     unit = (node.root / "etc" / "hami-hpc-agent.service").read_text().splitlines()
     assert {"MemoryMax=256M", "OOMPolicy=continue"} <= set(unit)
+
+
+@pytest.mark.parametrize(
+    ("reconcile", "apply", "status"), [(0, 0, 0), (3, 0, 3), (0, 1, 1), (3, 1, 1)], ids=lambda value: str(value)
+)
+def test_a_static_mig_layout_is_made_at_boot_whatever_reconcile_leaves_to_a_person(
+    node: Node, tmp_path: Path, reconcile: int, apply: int, status: int
+) -> None:
+    """slurmd does not start without its devices, and after a power cut slurmctld may not answer yet."""
+    assert render(node).exit_code == 0
+    unit = (node.root / "etc" / "hami-hpc-reconcile.service").read_text()
+    program = tmp_path / "program"
+    program.write_text(
+        f'#!/bin/sh\necho "$*" >>"$0.log"\ncase $1 in reconcile) exit {reconcile} ;; esac\nexit {apply}\n'
+    )
+    program.chmod(0o755)
+    ended = 0
+    for line in re.findall(
+        r"^ExecStart=(.*)$", unit.replace(f"{sys.executable} -I -m hami_hpc.cli", str(program)), re.M
+    ):
+        words = [word.replace("$$", "$") for word in shlex.split(line)]
+        ended = ended or subprocess.run(words, check=False).returncode  # systemd leaves the others out after a failure
+    assert Path(f"{program}.log").read_text() == "reconcile\nmig apply\n"
+    assert ended == status
 
 
 def test_a_dry_run_prints_the_files_and_writes_nothing(node: Node) -> None:
