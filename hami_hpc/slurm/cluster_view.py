@@ -136,7 +136,7 @@ def _parse_node(line: str, of_jobs: ByNode[tuple[int, int]]) -> Node | None:
     gpus = [match for match in counted if match is not None and not is_mig_name(match[1] or "")]
     count = sum(int(match[2]) for match in gpus)
     types = tuple(match[1] or "" for match in gpus for _ in range(int(match[2])))
-    if "NodeName" not in facts or not count or not all(total.get(unit) for unit in _UNITS):
+    if "NodeName" not in facts or not count or not all(total.get(unit, 0) >= count for unit in _UNITS):
         return None
     allocated = _allocated(facts, of_jobs)
     reason = re.search(r" Reason=(.*?)(?: Comment=|$)", line)

@@ -115,6 +115,9 @@ def test_a_job_name_with_line_ends_adds_no_shards_that_count() -> None:
 
 def test_a_line_that_is_no_node_of_ours_is_left_out() -> None:
     assert cluster_view.parse_nodes("\nNodeName=x Gres=(null)\nNodeName=y Gres=gpu:2,shard:0\nno node\n", []) == []
+    fewer = NODES.replace("shard:h200:1118", "shard:h200:1")  # than GPUs: by a slip of the pen in slurm.conf
+    assert fewer != NODES
+    assert cluster_view.parse_nodes(fewer, []) == []
 
 
 @pytest.mark.parametrize(
