@@ -29,7 +29,7 @@ def agent(form: str, once: bool, node: str | None, config: Path | None) -> None:
     [agent] of the settings says. It runs until it is told to end, as root; hami-hpc-agent.service starts it.
     """
     settings = settings_of(config)
-    name = node or commands.node_name()
+    name = commands.this_node(node)
     if not once:
         service.run(settings, name)
         return

@@ -114,7 +114,7 @@ def gpu(action: str, gpu: str | None, reason: str | None, node: str | None, form
         raise click.UsageError(f"--format is for list; {action} prints one line")
     wanted_reason = _checked_reason(reason) if action == "drain" else ""
     settings = settings_of(config)
-    slurm_node = placeholders.Node(node or commands.node_name(), placeholders.environment(os.environ))
+    slurm_node = placeholders.Node(commands.this_node(node), placeholders.environment(os.environ))
     if action == "list":
         listed = rows(settings, slurm_node)
         show(listed, form)

@@ -139,7 +139,7 @@ def run_apply(settings: Settings, node: str | None, file: str | None, dry_run: b
     """Makes the layout of a file stand, or the one that was applied last, and prints what was done."""
     slurm_node: Holder
     try:
-        name = node or commands.node_name()
+        name = commands.this_node(node)
         slurm_node = placeholders.Node(name, placeholders.environment(os.environ))
     except NodeError as error:
         if file is not None:  # the file has tables by the node's name
@@ -234,8 +234,8 @@ def mig(
         click.echo(f"{release_holds(settings)} hold(s) ended")
     elif action == "defragment":
         minutes = HOLD_MINUTES if hold_minutes is None else hold_minutes
-        run_defragment(settings, node or commands.node_name(), wanted, minutes, dry_run, form)
+        run_defragment(settings, commands.this_node(node), wanted, minutes, dry_run, form)
     else:
-        slurm_node = placeholders.Node(node or commands.node_name(), placeholders.environment(os.environ))
+        slurm_node = placeholders.Node(commands.this_node(node), placeholders.environment(os.environ))
         job_dirs.prepare(settings.run_dir)
         click.echo(switch(settings, slurm_node, gpu or "", action == "enable"))

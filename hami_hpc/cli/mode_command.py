@@ -93,5 +93,5 @@ def mode(action: str, mode: str | None, node: str | None, form: str, config: Pat
     if os.geteuid() != 0:
         raise NodeError("only root can resume a mode: run this as root on the node")
     job_dirs.prepare(settings.run_dir)
-    slurm = mode_service.slurm_of_command(node or commands.node_name())
+    slurm = mode_service.slurm_of_command(commands.this_node(node))
     click.echo(mode_service.resume(settings, slurm, mode or ""))

@@ -82,7 +82,7 @@ def reconcile(form: str, dry_run: bool, node: str | None, config: Path | None) -
     """
 
     def this_node() -> str:
-        return node or commands.node_name()
+        return commands.this_node(node)
 
     results = stage.reconcile(settings_of(config), lambda: commands.running_jobs(this_node()), dry_run, this_node)
     if form == "json":

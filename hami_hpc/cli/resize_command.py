@@ -42,7 +42,7 @@ def resize(job: str, size: str, dry_run: bool, node: str | None, config: Path | 
 
         settings = settings_of(config)
         if job_dirs.read_grants(job_dirs.job_dir(settings.run_dir, int(job)), owner=0):
-            environment = {**os.environ, "SLURMD_NODENAME": node or commands.node_name()}
+            environment = {**os.environ, "SLURMD_NODENAME": commands.this_node(node)}
             click.echo(stage.resize(settings, int(job), None, wanted, environment, dry_run))
             return
     sys.exit(_through_a_step(job, rules.size_text(wanted), dry_run))

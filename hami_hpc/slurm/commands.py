@@ -29,14 +29,40 @@ def node_name() -> str:
 
     As slurmd does, it looks for the whole host name first, then for what is before the first dot.
     """
+    names = _names_here()
+    if len(names) != 1:
+        listed, host = ", ".join(names) or "no NodeName", socket.gethostname()
+        raise NodeError(f"slurm.conf has {listed} for host {host}; name this node with --node NAME or $HAMI_HPC_NODE")
+    return names[0]
+
+
+def _names_here() -> list[str]:
     host = socket.gethostname()
     names: list[str] = []
     for name in dict.fromkeys((host, host.partition(".")[0])):
         names = names or _output("scontrol", "show", "aliases", name).split()
-    if len(names) != 1:
-        listed = ", ".join(names) or "no NodeName"
-        raise NodeError(f"slurm.conf has {listed} for host {host}; name this node with --node NAME or $HAMI_HPC_NODE")
-    return names[0]
+    return names
+
+
+def this_node(given: str | None) -> str:
+    """Returns the NodeName of this host for a command that changes something here: `given`, else node_name().
+
+    Raises NodeError as node_name does, and for a name that slurm.conf has for another host: jobs of that node would be
+    taken for those of this one.
+    """
+    if not given:
+        return node_name()
+    try:
+        find_slurm_conf(os.environ)
+        names = _names_here()
+    except NodeError:
+        names = []
+    if names and given not in names:
+        raise NodeError(
+            f"slurm.conf has {', '.join(names)} for this host, and {given} is another node: run this on {given}, or "
+            "leave --node and $HAMI_HPC_NODE out"
+        )
+    return given
 
 
 def node_name_or_host() -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -61,6 +62,44 @@ def test_a_host_of_no_or_several_nodes_has_to_be_named(monkeypatch: pytest.Monke
     with pytest.raises(NodeError, match=said):
         commands.node_name()
     assert commands.node_name_or_host() == host.partition(".")[0]
+
+
+@pytest.mark.usefixtures("slurm_conf")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reconcile",),
+        ("agent",),
+        ("gpu", "drain", "0", "--reason", "fan"),
+        ("mode", "resume", "share"),
+        ("mig", "defragment"),
+        ("mig", "enable", "0"),
+        ("mig", "apply", "layout.toml"),
+    ],
+)
+def test_a_command_that_changes_this_node_refuses_the_name_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """reconcile would take no job here for running, and end the slices of all."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu2.example.org")
+    node = Node.make(tmp_path / "node")
+    assert node.prolog(7) == 0
+    done = CliRunner().invoke(main, [*words, "--node", "gpu3", "--config", str(node.config)])
+    assert done.exit_code in (1, 3)
+    assert "slurm.conf has gpu2 for this host, and gpu3 is another node: run this on gpu3, or" in done.output
+    assert list(node.grants()) == [7]
+
+
+@pytest.mark.usefixtures("slurm_conf")
+@pytest.mark.parametrize(("host", "given"), [("gpu2", "gpu2"), ("two", "c"), ("login.org", "gpu3"), ("gpu2", "")])
+def test_a_name_of_this_host_is_taken_and_any_where_slurm_conf_has_none(
+    slurm_conf: Path, monkeypatch: pytest.MonkeyPatch, host: str, given: str
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert commands.this_node(given) == (given or "gpu2")
+    slurm_conf.unlink()
+    assert commands.this_node("other") == "other"
 
 
 @pytest.mark.usefixtures("slurm_conf")
