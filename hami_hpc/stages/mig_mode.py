@@ -59,7 +59,7 @@ class Holder(Protocol):
 
 def refuse_jobs(settings: Settings, node: Holder, uuid: str, slurm_index: int, name: str) -> None:
     """Raises NodeError while a job has a part of the GPU, by the ledger or by slurmctld."""
-    ledger = common.open_ledger(settings)
+    ledger = common.read_ledger(settings)
     try:
         jobs = {grant.job_id for grant in ledger.grants() if grant.gpu_uuid == uuid}
     finally:

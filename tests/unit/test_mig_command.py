@@ -193,3 +193,15 @@ def test_profiles_are_printed_as_the_settings_have_them(bed: MigNode) -> None:
     assert "\n".join(h200[1:]) in bed.node.config.read_text(), "these lines are what the settings of the test have"
     assert other[1] == "[gpu_models.NAME.mig_profiles]", "the settings have no such model"
     assert run(bed, "profiles", "0")[0] == 2
+
+
+def test_a_dry_run_of_apply_makes_no_ledger(bed: MigNode) -> None:
+    """It would have replaced one of an earlier release, too."""
+    ledger = bed.node.root / "run" / "ledger.db"
+    ledger.unlink()
+    layout = bed.node.root / "layout.toml"
+    layout.write_text('version = 1\n[nodes.node1]\n1 = ["3g.20gb"]\n')
+    layout.chmod(0o644)
+    status, output = run(bed, "apply", "--dry-run", str(layout))
+    assert (status, "3g.20gb at 0 is made (dry run)" in output) == (0, True), output
+    assert not ledger.exists()
