@@ -52,7 +52,10 @@ def send_back(settings: Settings, environment: Mapping[str, str], job_id: int) -
 
 def after_job(settings: Settings, environment: Mapping[str, str]) -> None:
     """Fills what a job has freed of a GPU out of service, before the epilog ends and slurmctld uses the node again."""
-    drained: set[int] = {gpu.slurm_index for gpu in as_numbered(_read(settings, "epilog"), _gpus(settings))}
+    out = _read(settings, "epilog")
+    if not out:
+        return
+    drained: set[int] = {gpu.slurm_index for gpu in as_numbered(out, _gpus(settings))}
     try:
         held = set(indices(environment.get("SLURM_JOB_GPUS", "")))
         # Where GPUs have types that are places it may lack some of the job's (docs/adr/055).
