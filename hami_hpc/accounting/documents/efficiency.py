@@ -249,15 +249,15 @@ SELECT {run}, r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.acc
   r.until_s - r.start_s - r.suspended_s,
   r.held, r.placed_in, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage NOT IN ('ok', 'observed')),
   coalesce(max(greatest(u.peak_bytes, u.observed_peak_bytes)), 0),
-  coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::BIGINT,
-  coalesce(sum(u.throttled_ns), 0)::BIGINT, coalesce(sum(u.oom_count), 0)::BIGINT,
-  coalesce(sum(u.request_count), 0)::BIGINT, coalesce(max(u.latency_p99_us), 0),
-  coalesce(sum(u.slo_miss_count), 0)::BIGINT,
-  coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::BIGINT,
+  coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::HUGEINT,
+  coalesce(sum(u.throttled_ns), 0)::HUGEINT, coalesce(sum(u.oom_count), 0)::HUGEINT,
+  coalesce(sum(u.request_count), 0)::HUGEINT, coalesce(max(u.latency_p99_us), 0),
+  coalesce(sum(u.slo_miss_count), 0)::HUGEINT,
+  coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::HUGEINT,
   coalesce(max(u.mem_mib), 0), coalesce(max(u.cores), 0),
   coalesce(max(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0), coalesce(max(u.throttled_ns), 0),
   greatest(coalesce(max(u.gpu_count) FILTER (u.usage <> 'observed'), 1), 1),
-  coalesce(sum(u.off_gpu_ns), 0)::BIGINT, r.suspended_s, r.is_resized
+  coalesce(sum(u.off_gpu_ns), 0)::HUGEINT, r.suspended_s, r.is_resized
 FROM timed AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """
