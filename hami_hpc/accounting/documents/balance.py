@@ -129,12 +129,14 @@ def _used(
 def _pending(
     records: JobRecords, gpus: ClusterGpus, prices: Rates, tz: ZoneInfo, account: str, issued: Issued, now_s: int
 ) -> list[tuple[date, Decimal]]:
-    """Returns what the account was charged in each month since the last one with an invoice, or since its first credit
-    or job; with the month's first day."""
-    invoiced = [d.content.month for d in issued.documents if d.content.account == account]
-    months = [month for month in set(invoiced) if issued.standing(account, month)]
-    if months:
-        first = next_month(date.fromisoformat(f"{max(months)}-01"))
+    """Returns what the account was charged in each month without an invoice since the first one with an invoice, or
+    since its first credit or job; with the month's first day."""
+    named = {d.content.month for d in issued.documents if d.content.account == account}
+    invoiced = {date.fromisoformat(f"{month}-01") for month in named if issued.standing(account, month)}
+    if invoiced:
+        first = min(invoiced)
+        while first in invoiced:
+            first = next_month(first)
     else:
         first = min(credit.valid.start for credit in prices.credits if credit.account == account)
     if first == date.min:
@@ -150,7 +152,7 @@ def _pending(
     edges = [*(min(day_start(day, tz), now_s) for day in starts), now_s]
     used = _used(records, gpus, prices, tz, edges, [account])
     charges = [to_money([used_by(part, account).charge], prices.digits)[0] for part in used]
-    return list(zip(starts, charges, strict=True))
+    return [(day, amount) for day, amount in zip(starts, charges, strict=True) if day not in invoiced]
 
 
 def _claimed(
