@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -80,6 +81,11 @@ def day_start(day: date, tz: ZoneInfo) -> int:
 def local_date(instant_s: int, tz: ZoneInfo) -> date:
     """Returns the calendar day of an instant in ``tz``."""
     return datetime.fromtimestamp(instant_s, tz).date()
+
+
+def today(tz: ZoneInfo) -> date:
+    """Returns the present calendar day in ``tz``, which may be another one than this machine's."""
+    return local_date(int(time.time()), tz)
 
 
 def split_days(period: Period, tz: ZoneInfo) -> tuple[Bucket, ...]:

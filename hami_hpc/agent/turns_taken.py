@@ -99,6 +99,10 @@ class TurnsTaken:
     def __post_init__(self) -> None:
         self._notes = TurnNotes(self.settings.run_dir)
 
+    def sold_percent(self, model: str) -> int:
+        """Returns what Slurm may give of a GPU of the model to slices, percent of its time."""
+        return self.settings.gpu_size(model).sold_cores if model in self.settings.gpu_models else 100
+
     def once(self) -> str:
         """Decides for each GPU, and writes what changes. Returns "", or what is wrong."""
         look, now_ns = self.seen(), self.boot_ns()

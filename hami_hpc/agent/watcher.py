@@ -377,6 +377,7 @@ def _gpu_state(one: GpuLook, faults: Faults | None, turns: TurnsTaken | None) ->
         fault_counts=counts,
         pressure=place.level,
         waiting=place.waiting,
+        sold_percent=turns.sold_percent(one.gpu.model) if turns is not None else 100,
     )
 
 

@@ -24,7 +24,7 @@ from hami_hpc.accounting.formats import html, tables, ubl
 from hami_hpc.accounting.pricing import finance as finances
 from hami_hpc.accounting.pricing.finance import Finance
 from hami_hpc.accounting.store import store_files
-from hami_hpc.accounting.times import iso_utc, month_period
+from hami_hpc.accounting.times import iso_utc, month_period, today
 from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_options import (
     SiteOptions,
@@ -94,16 +94,16 @@ def refuse_unfit(documents: Sequence[Document]) -> None:
 
 def note_payments(site: SiteOptions, action: str, numbers: Sequence[str], day: str | None) -> None:
     """Notes that documents are paid, or that they are not."""
-    today = date.today()
     if not numbers:
         raise wrong_usage(f"say which: hami-hpc invoice {action} NUMBER")
     if (action == PAID) != bool(day):
         raise wrong_usage("paid needs --date, the day on which the money came; unpaid takes none")
     with failing_with(ExitCode.USAGE):
         paid = _day(day) if day else None
-    if paid and paid > today:
+    setup = site.read()
+    root = setup.root
+    if paid and paid > today(setup.tz):
         raise wrong_usage(f"--date {day} is in the future: note a payment when the money has come")
-    root = site.read().root
     if not store_files.read_manifest(root).generation:
         raise AccountingError(f"there is no accounting store in {root}; see --store")
     with store_files.locked(root):
@@ -180,7 +180,7 @@ def ledger(month: str | None, accounts: tuple[str, ...], form: str, finance: Pat
         # color: click would remove what looks like colours from names.
         click.echo(_csv(ledgers.FOCUS_COLUMNS, charges, False), nl=False, color=True)
         return
-    rows = [row for row in ledgers.rows(documents, paid, date.today()) if row["number"] in chosen]
+    rows = [row for row in ledgers.rows(documents, paid, today(setup.tz)) if row["number"] in chosen]
     if form == "csv":
         click.echo(_csv(ledgers.LEDGER_COLUMNS, rows, True), nl=False, color=True)
     elif form == "json":

@@ -26,7 +26,7 @@ from hami_hpc.accounting.pricing.held_time import RUN, facts_by_account
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod, price_period
 from hami_hpc.accounting.pricing.rates import Rates, segments
 from hami_hpc.accounting.store import job_records, store_files
-from hami_hpc.accounting.times import Period, month_period, split_days, split_months
+from hami_hpc.accounting.times import Period, month_period, split_days, split_months, today
 from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_annex import write_annexes
 from hami_hpc.cli.accounting_documents import file_names, prepare, write_documents
@@ -229,7 +229,7 @@ def _issue(job: _Job, correct: bool) -> tuple[list[Document], list[issuing.Propo
         invoice_files.settle(setup.root, documents)
         issued = Issued(documents)
         letterhead = issuing.Letterhead(
-            date.today().isoformat(), prices.issuer, prices.invoice_prefix, job.finance.due_days
+            today(setup.tz).isoformat(), prices.issuer, prices.invoice_prefix, job.finance.due_days
         )
         shown: list[Document] = []
         kept: list[issuing.Proposal] = []

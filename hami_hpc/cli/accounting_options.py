@@ -30,6 +30,11 @@ from hami_hpc.cli.exit_codes import DONE, ExitCode
 from hami_hpc.cli.options import Command, F, Failure, command, config_option, input_option, os_error_text, settings_of
 from hami_hpc.errors import HamiError
 
+_RESTORE = (
+    "restore the store from a backup, or move its invoices/, register.json and payments.jsonl to an empty directory, "
+    "and read the records into that: hami-hpc ingest --since FIRST_DAY --store DIRECTORY"
+)
+
 
 class AccountingCommand(Command):
     """A command that reports every failure in one line, also errors of DuckDB and of the disk."""
@@ -80,11 +85,18 @@ def failing_with(code: ExitCode) -> Iterator[None]:
     except OSError as error:
         raise Failure(os_error_text(error), code) from error
     except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        if missing := re.match(r'IO Error: No files found that match the pattern "(.*)"', str(error)):
+            raise Failure(f"{missing[1]} is missing; {_RESTORE}", code) from error
         cause = re.search(r'"exception_message":"(.*?)","errno"', str(error))
         said = cause[1].replace('\\"', "'") if cause else str(error).splitlines()[0]
         raise Failure(
             f"{said}; nothing of this step was kept: make room (or see --store), and run this again", code
         ) from error
+    except duckdb.Error as error:
+        # Of no other file: exports are CSV. The message has the file's name, but for damage within its pages.
+        if not re.search("magic bytes|Parquet|TProtocol|Snappy|ZSTD", said := str(error).splitlines()[0]):
+            raise
+        raise Failure(f"a file of the store is damaged ({said}); {_RESTORE}", code) from error
 
 
 def wrong_usage(message: str) -> click.ClickException:

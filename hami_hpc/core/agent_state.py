@@ -37,6 +37,7 @@ class GpuState(NamedTuple):
     fault_counts: tuple[tuple[str, int], ...] = ()  # by code, since the agent started
     pressure: int = 0  # where memory is oversold: how many of the limits of core/residents.py are reached, 0 to 3
     waiting: int = 0  # and how many jobs wait for their turn
+    sold_percent: int = 100  # what Slurm may give of its memory and time to slices; more where memory is oversold
 
 
 class JobState(NamedTuple):

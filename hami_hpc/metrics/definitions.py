@@ -132,6 +132,12 @@ GPU_PRESSURE = Metric(
     "Where memory is oversold: 0, or 1, 2 and 3 when 75, 85 and 95 % of the GPU's memory are in use. From 1 on jobs "
     "that do not use the GPU leave it, the sooner the higher it is.",
 )
+GPU_SOLD = Metric(
+    "hami_hpc_gpu_sold_ratio",
+    GAUGE,
+    GPU,
+    "What Slurm may give to jobs of the GPU's memory and time: 1 is all of it; more where memory is oversold.",
+)
 GPU_WAITING = Metric(
     "hami_hpc_gpu_waiting_jobs", GAUGE, GPU, "Where memory is oversold: jobs of which a program waits for its turn."
 )

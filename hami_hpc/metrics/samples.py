@@ -106,6 +106,7 @@ def _add_gpu(out: Samples, gpu: GpuState, jobs: list[JobState]) -> None:
     out[d.GPU_JOBS][labels] = float(len(jobs))
     out[d.GPU_PRESSURE][labels] = float(gpu.pressure)
     out[d.GPU_WAITING][labels] = float(gpu.waiting)
+    out[d.GPU_SOLD][labels] = gpu.sold_percent / 100
     for code, count in gpu.fault_counts:
         out[d.GPU_FAULTS][*labels, code] = float(count)
     if gpu.state != OK:

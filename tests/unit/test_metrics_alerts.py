@@ -38,12 +38,15 @@ REQUESTS = {"slo_us": 10_000, "latency_buckets": SERVED, "latency_sum_ns": 1500 
 
 
 def healthy() -> AgentState:
-    """Returns a state of two GPUs with a job each, none of which was ever disturbed."""
+    """Returns a state of two GPUs with a job each, none of which was ever disturbed. The memory of the second GPU is
+    oversold, and what its job holds stands for that of several."""
     state = make_state(gpus=2)
-    jobs = tuple(job._replace(disturbed_count=0, latency=1, **REQUESTS) for job in state.jobs)  # type: ignore[arg-type]
+    jobs = [job._replace(disturbed_count=0, latency=1, **REQUESTS) for job in state.jobs]  # type: ignore[arg-type]
+    jobs[1] = jobs[1]._replace(mem_bytes=400 * GIB, cores_percent=330)
+    gpus = (state.gpus[0], state.gpus[1]._replace(sold_percent=334))
     daemon = OtherProcess(100, 0, 0, state.gpus[0].uuid, 200 << 20, 0.0)
     whole = OtherProcess(101, 0, 99, "GPU-of-a-whole-GPU-job", 90 * GIB, 0.0)
-    return state._replace(jobs=jobs, others=(daemon, whole))
+    return state._replace(gpus=gpus, jobs=tuple(jobs), others=(daemon, whole))
 
 
 def with_gpu(state: AgentState, /, **fields: Any) -> AgentState:
@@ -211,6 +214,13 @@ CASES = [
         "gpu01: the grants of GPU 0 are more than the GPU has",
         "critical",
         lambda state: with_job(state, mem_bytes=141 * GIB),
+    ),
+    Case(
+        "HamiHpcGrantsAboveGpu",
+        GPU,
+        "gpu01: the grants of GPU 0 are more than the GPU has",
+        "critical",
+        lambda state: with_job(with_gpu(state, sold_percent=223), cores_percent=224),
     ),
     Case(
         "HamiHpcSloMisses",

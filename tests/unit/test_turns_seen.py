@@ -18,13 +18,16 @@ from click.testing import CliRunner, Result
 from node_testbed import GPU_MIB, UUIDS
 from turns_testbed import FIRST, SECOND_JOB, STAYS, Site, away, both, site
 
+from hami_hpc.agent.gpus import GpuLook
+from hami_hpc.agent.watcher import _gpu_state
 from hami_hpc.cli import main
 from hami_hpc.contract import constants as c
 from hami_hpc.core import standing
-from hami_hpc.core.agent_state import AgentState, Standing, standing_from_json, standing_to_json
+from hami_hpc.core.agent_state import OK, AgentState, Standing, standing_from_json, standing_to_json
 from hami_hpc.core.job_sums import JobSums
 from hami_hpc.node import agent_file, turn_notes
 from hami_hpc.node.boot import boot_id
+from hami_hpc.stages import common
 
 __all__ = ["site"]  # the fixture
 USER = 65534  # of the testbed's jobs
@@ -299,3 +302,16 @@ def test_the_state_file_says_the_same_to_those_who_may_read_it(site: Site) -> No
     site.look()
     assert site.turns.standings == state.standings, "of a GPU that does not answer what was known stays"
     assert STAYS not in {one.job_id for one in state.standings}
+
+
+def test_the_agents_state_says_how_much_of_a_gpu_is_sold(site: Site) -> None:
+    """Of memory_scaling = 3 a slice has 90 % of a GPU at most: 3 / 0.9 of its time are sold."""
+    ledger = common.open_ledger(site.node.settings)
+    inventory = ledger.inventory()
+    ledger.close()
+    assert inventory
+    for gpu in inventory:
+        look = GpuLook(gpu, OK)
+        assert _gpu_state(look, None, site.turns).sold_percent == 334
+        assert _gpu_state(look, None, None).sold_percent == 100
+        assert _gpu_state(look._replace(gpu=gpu._replace(model="gone")), None, site.turns).sold_percent == 100

@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.documents.bill import to_money
-from hami_hpc.accounting.documents.credits import Balance, Ref, balances
+from hami_hpc.accounting.documents.credits import Balance, Ref, balances, take
 from hami_hpc.accounting.documents.issuing import Issued
 from hami_hpc.accounting.pricing.budget import PACE_DAYS, BudgetState, Used, holding, states, used_by
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.price import ALL
 from hami_hpc.accounting.pricing.priced_period import price_period
-from hami_hpc.accounting.pricing.rates import Budget, Rates
+from hami_hpc.accounting.pricing.rates import Budget, Credit, Rates
 from hami_hpc.accounting.store.database import literal
 from hami_hpc.accounting.store.job_records import JobRecords
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date, next_month
@@ -31,8 +31,9 @@ class AccountBalance:
     """What an account may still use.
 
     budgets: those that hold. credits: those that hold, with what invoices took. pending: what was charged since the
-    last invoice, before discounts. had: whether rates.toml has a budget or credit for it, of any time. seen: whether
-    there are jobs of it. over: whether a budget or credit of it has ended.
+    last invoice, before discounts. claimed: what of that falls to these credits, and not to those that held before.
+    had: whether rates.toml has a budget or credit for it, of any time. seen: whether there are jobs of it. over:
+    whether a budget or credit of it has ended.
     """
 
     account: str
@@ -41,6 +42,7 @@ class AccountBalance:
     budgets: tuple[BudgetState, ...]
     credits: tuple[Balance, ...]
     pending: Decimal
+    claimed: Decimal
     had: bool
     seen: bool
     over: bool
@@ -48,7 +50,7 @@ class AccountBalance:
     @property
     def credit_left(self) -> Decimal:
         """What credits have left after all that was charged."""
-        return sum((credit.left for credit in self.credits), Decimal(0)) - self.pending
+        return sum((credit.left for credit in self.credits), Decimal(0)) - self.claimed
 
     @property
     def is_empty(self) -> bool:
@@ -90,12 +92,16 @@ def account_balance(
     every = [entry for entry in balances(prices, uses) if entry.account == account]
     held = tuple(entry for entry in every if entry.valid.holds_on(day))
     budgets = tuple(budget_states(records, gpus, prices, tz, now_s, account))
-    pending = _pending(records, gpus, prices, tz, account, issued, now_s) if held else Decimal(0)
+    pending = _pending(records, gpus, prices, tz, account, issued, now_s) if held else []
+    claimed = _claimed(prices.credits_of(account), {entry.credit for entry in held}, uses, pending)
+    charged = sum((amount for _, amount in pending), Decimal(0))
     row = records.con.execute(f"SELECT 1 FROM {_whole(records)} WHERE account = {literal(account)} LIMIT 1").fetchone()
     limits = [credit.valid for credit in every]
     limits += [entry.valid for entry in prices.budgets if entry.account == account]
     over = any(valid.end <= day for valid in limits)
-    return AccountBalance(account, day, prices.currency, budgets, held, pending, bool(limits), row is not None, over)
+    return AccountBalance(
+        account, day, prices.currency, budgets, held, charged, claimed, bool(limits), row is not None, over
+    )
 
 
 def _whole(records: JobRecords) -> str:
@@ -122,12 +128,15 @@ def _used(
 
 def _pending(
     records: JobRecords, gpus: ClusterGpus, prices: Rates, tz: ZoneInfo, account: str, issued: Issued, now_s: int
-) -> Decimal:
-    """Returns what the account was charged since the last month with an invoice, or since its first credit or job."""
-    invoiced = [d.content.month for d in issued.documents if d.content.account == account]
-    months = [month for month in set(invoiced) if issued.standing(account, month)]
-    if months:
-        first = next_month(date.fromisoformat(f"{max(months)}-01"))
+) -> list[tuple[date, Decimal]]:
+    """Returns what the account was charged in each month without an invoice since the first one with an invoice, or
+    since its first credit or job; with the month's first day."""
+    named = {d.content.month for d in issued.documents if d.content.account == account}
+    invoiced = {date.fromisoformat(f"{month}-01") for month in named if issued.standing(account, month)}
+    if invoiced:
+        first = min(invoiced)
+        while first in invoiced:
+            first = next_month(first)
     else:
         first = min(credit.valid.start for credit in prices.credits if credit.account == account)
     if first == date.min:
@@ -135,7 +144,33 @@ def _pending(
             f"SELECT min(start_s) FROM {_whole(records)} WHERE account = {literal(account)}"
         ).fetchone()
         if row is None or row[0] is None:
-            return Decimal(0)
-        first = local_date(row[0], tz) - timedelta(days=1)
-    (used,) = _used(records, gpus, prices, tz, (min(day_start(first, tz), now_s), now_s), [account])
-    return to_money([used_by(used, account).charge], prices.digits)[0]
+            return []
+        first = local_date(row[0], tz).replace(day=1)
+    starts = [first]
+    while day_start(next_month(starts[-1]), tz) < now_s:
+        starts.append(next_month(starts[-1]))
+    edges = [*(min(day_start(day, tz), now_s) for day in starts), now_s]
+    used = _used(records, gpus, prices, tz, edges, [account])
+    charges = [to_money([used_by(part, account).charge], prices.digits)[0] for part in used]
+    return [(day, amount) for day, amount in zip(starts, charges, strict=True) if day not in invoiced]
+
+
+def _claimed(
+    credits: Sequence[Credit],
+    holding_ids: Collection[str],
+    uses: Mapping[Ref, Decimal],
+    pending: Sequence[tuple[date, Decimal]],
+) -> Decimal:
+    """Returns what of the months' charges falls to the credits that hold now: what invoices will take from them, and of
+    months in which one of them holds also what no credit pays. credits: all of the account's."""
+    taken = dict(uses)
+    claimed = sum((owed for _, owed in pending), Decimal(0)) * 0  # with the currency's digits
+    for month, owed in pending:
+        for use in take(credits, month, taken, owed):
+            amount = Decimal(use.amount)
+            taken["", use.key] = taken.get(("", use.key), Decimal(0)) + amount
+            owed -= amount
+            claimed += amount if use.key in holding_ids else 0
+        if any(credit.valid.holds_on(month) for credit in credits if credit.id in holding_ids):
+            claimed += owed
+    return claimed

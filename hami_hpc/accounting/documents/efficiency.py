@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.documents.bill import to_money
@@ -173,6 +174,26 @@ def costs(chosen: JobRecords, gpus: ClusterGpus, prices: Rates, tz: ZoneInfo) ->
     }
 
 
+class _Kind(NamedTuple):
+    """What runs of one kind held: the share of a GPU, and the part of one that they could use, in millionths, both 0 if
+    the settings do not say; and the mode that their features name."""
+
+    allocated: AllocatedGpus
+    share_ppm: int
+    granted_ppm: int
+    mode: str
+
+
+def _kind(held_key: str, partition: str, host: str, features: str | None, gpus: ClusterGpus) -> _Kind:
+    allocated = AllocatedGpus.from_key(held_key)
+    try:
+        share = part_shares(shares_held(allocated, partition, host, features or "", gpus))
+        granted = part_shares(shares_held(allocated, partition, host, features or "", gpus, of_slice=True))
+    except ShareError:
+        share = granted = 0
+    return _Kind(allocated, share, granted, _mode_of(features or ""))
+
+
 def runs(
     chosen: JobRecords, used: str, gpus: ClusterGpus, costs: Mapping[tuple[str, str], Decimal] | None = None
 ) -> list[RunUse]:
@@ -180,19 +201,18 @@ def runs(
     matched = usage_table.assigned("timed", used)
     query = _RUNS.format(records=chosen.source, matched=matched, until=_UNTIL, run=RUN, place=placed_in(gpus))
     rows = chosen.con.execute(query).fetchall()
-    result = []
     eras = gpus.eras()
-    for run, cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
-        allocated = AllocatedGpus.from_key(held_key)
-        where = (partition, host or "", features, eras[gpus.era(start_s)])
-        try:
-            share = part_shares(shares_held(allocated, *where))
-            granted = part_shares(shares_held(allocated, *where, of_slice=True))
-        except ShareError:
-            share = granted = 0
+    kinds: dict[tuple[str, str, str, str, int], _Kind] = {}  # half a million runs are of few
+    result = []
+    for run, cluster, job, account, user, state, start_s, seconds, *held, suspended_s, is_resized in rows:
+        kind_key = (*held[:4], gpus.era(start_s))
+        kind = kinds.get(kind_key)
+        if kind is None:
+            kind = kinds[kind_key] = _kind(held[0], held[1], held[2] or "", held[3], eras[kind_key[4]])
+        allocated, use = kind.allocated, held[4:]
         record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
         requests, p99_us, misses, observed_gpus, had_mib, had_cores, busiest_ns, most_throttled_ns, *more = more
-        per_node, off_ns, suspended_s, is_resized = more
+        per_node, off_ns = more
         slices = max(allocated.vgpu, 1)
         per_slice = (  # a resized job may have had more than Slurm's counts
             allocated.vgpu,
@@ -212,9 +232,9 @@ def runs(
                 state,
                 start_s,
                 seconds,
-                share,
+                kind.share_ppm,
                 *per_slice,
-                bool(record_count) and not is_resized and (allocated.vgpu > 0 or watched * PPM >= share),
+                bool(record_count) and not is_resized and (allocated.vgpu > 0 or watched * PPM >= kind.share_ppm),
                 bool(damaged_count),
                 peak_bytes,
                 busy_ns / 1e9,
@@ -226,11 +246,11 @@ def runs(
                 watched,
                 busiest_ns / 1e9,
                 most_throttled_ns / 1e9,
-                _mode_of(features or ""),
+                kind.mode,
                 (costs or {}).get((cluster, run)),
                 per_node if allocated.vgpu else 1,
                 max(0.0, min(seconds, off_ns / slices / 1e9 - suspended_s)) if allocated.vgpu else 0.0,
-                granted,
+                kind.granted_ppm,
             )
         )
     return result
@@ -249,15 +269,15 @@ SELECT {run}, r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.acc
   r.until_s - r.start_s - r.suspended_s,
   r.held, r.placed_in, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage NOT IN ('ok', 'observed')),
   coalesce(max(greatest(u.peak_bytes, u.observed_peak_bytes)), 0),
-  coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::BIGINT,
-  coalesce(sum(u.throttled_ns), 0)::BIGINT, coalesce(sum(u.oom_count), 0)::BIGINT,
-  coalesce(sum(u.request_count), 0)::BIGINT, coalesce(max(u.latency_p99_us), 0),
-  coalesce(sum(u.slo_miss_count), 0)::BIGINT,
-  coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::BIGINT,
+  coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::HUGEINT,
+  coalesce(sum(u.throttled_ns), 0)::HUGEINT, coalesce(sum(u.oom_count), 0)::HUGEINT,
+  coalesce(sum(u.request_count), 0)::HUGEINT, coalesce(max(u.latency_p99_us), 0),
+  coalesce(sum(u.slo_miss_count), 0)::HUGEINT,
+  coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::HUGEINT,
   coalesce(max(u.mem_mib), 0), coalesce(max(u.cores), 0),
   coalesce(max(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0), coalesce(max(u.throttled_ns), 0),
   greatest(coalesce(max(u.gpu_count) FILTER (u.usage <> 'observed'), 1), 1),
-  coalesce(sum(u.off_gpu_ns), 0)::BIGINT, r.suspended_s, r.is_resized
+  coalesce(sum(u.off_gpu_ns), 0)::HUGEINT, r.suspended_s, r.is_resized
 FROM timed AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

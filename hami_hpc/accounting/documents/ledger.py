@@ -16,7 +16,8 @@ from hami_hpc.accounting.documents.invoice_files import CREDIT_NOTE, Document
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.times import iso_utc, month_period, zone
 
-# SETTLED: nothing is to be paid, as after a credit of all of it, so that nobody is reminded of it.
+# SETTLED: nothing is to be paid, as after a credit of all of it, so that nobody is reminded of it. The credit note of
+# an invoice that was not paid is, too: else the open rows would not add up to what is still to be paid.
 OPEN, OVERDUE, PAID, SETTLED, CANCELLED = "open", "overdue", "paid", "settled", "cancelled"
 LEDGER_COLUMNS = (
     *("number", "kind", "account", "recipient", "cost_centre", "purchase_order", "month", "issued", "due", "refers_to"),
@@ -48,12 +49,10 @@ def rows(documents: Sequence[Document], paid: Mapping[str, str], today: date) ->
     documents: all there are. paid: the day of payment by number.
     """
     cancelled = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
-    return [
-        _row(document, paid.get(document.number, ""), document.number in cancelled, today) for document in documents
-    ]
+    return [_row(document, paid, document.number in cancelled, today) for document in documents]
 
 
-def _row(document: Document, paid: str, is_cancelled: bool, today: date) -> dict[str, str]:
+def _row(document: Document, paid: Mapping[str, str], is_cancelled: bool, today: date) -> dict[str, str]:
     content, billing = document.content, document.billing
     due = billing.due if billing else ""
     by_rule = sum((Decimal(entry.amount) for entry in content.credited), Decimal(content.total) * 0)
@@ -79,7 +78,7 @@ def _row(document: Document, paid: str, is_cancelled: bool, today: date) -> dict
         "due": due,
         "refers_to": document.refers_to,
         "status": _status(document, paid, is_cancelled, today),
-        "paid": paid,
+        "paid": paid.get(document.number, ""),
         "currency": content.currency,
         "tax_category": billing.tax_category if billing else "",
         "tax_percent": billing.tax_percent if billing else "",
@@ -88,10 +87,10 @@ def _row(document: Document, paid: str, is_cancelled: bool, today: date) -> dict
     return {name: texts[name] for name in LEDGER_COLUMNS}
 
 
-def _status(document: Document, paid: str, is_cancelled: bool, today: date) -> str:
-    if is_cancelled or paid:
+def _status(document: Document, paid: Mapping[str, str], is_cancelled: bool, today: date) -> str:
+    if is_cancelled or document.number in paid:
         return CANCELLED if is_cancelled else PAID
-    if not Decimal(document.payable):
+    if not Decimal(document.payable) or (document.kind == CREDIT_NOTE and document.refers_to not in paid):
         return SETTLED
     due = document.billing.due if document.billing else ""
     return OVERDUE if due and due < today.isoformat() else OPEN

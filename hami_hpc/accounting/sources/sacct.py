@@ -115,7 +115,10 @@ def _base(clusters: str, sacct: str) -> list[str]:
 
 
 def _run(call: list[str], target: Path) -> Export:
-    """Runs sacct with times as seconds since 1970, so that no hour is printed twice when the clocks change."""
+    """Runs sacct with times as seconds since 1970, so that no hour is printed twice when the clocks change.
+
+    Raises AccountingError when it fails, and for output that was cut off: what is missing would not be asked for again.
+    """
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
     try:
         with target.open("wb") as out:
@@ -125,7 +128,13 @@ def _run(call: list[str], target: Path) -> Export:
     if process.returncode:
         raise command_failed("sacct", process.returncode, process.stderr.decode(errors="replace"))
     _replace_returns(target)
-    return open_export(target, "what sacct printed")
+    export = open_export(target, "what sacct printed")
+    if export.cut_line:
+        raise AccountingError(
+            f"what sacct printed ends within a line, so records are missing: it does not notice a full disk. Make room "
+            f"in {target.parent}, and run this again"
+        )
+    return export
 
 
 def _replace_returns(path: Path) -> None:

@@ -74,7 +74,7 @@ WITH zoned AS (
     {submit} AS submit_s, {eligible} AS eligible_s,
     {start_early} AS start_early, {start_late} AS start_late,
     {end_early} AS end_early, {end_late} AS end_late,
-    split_part(State, ' ', 1) AS state_word
+    coalesce(split_part(State, ' ', 1), '') AS state_word
   FROM {staged}
 ), folded AS (
   SELECT *, elapsed_s + suspended0_s AS wall_s,
@@ -108,7 +108,7 @@ SELECT coalesce(nullif(Cluster, ''), {cluster}) AS cluster, job_id,
     WHEN is_step THEN 'step'
     WHEN job_id IS NULL THEN 'job'
     WHEN time_bad OR submit_t IS NULL THEN 'time'
-    WHEN start_t IS NULL AND state_word <> 'RUNNING' THEN 'never started'
+    WHEN start_t IS NULL AND state_word NOT IN ('RUNNING', '') THEN 'never started'
     WHEN start_t IS NULL THEN 'time'
     WHEN duration_bad THEN 'duration'
     WHEN negative THEN 'negative'
@@ -125,7 +125,7 @@ SELECT coalesce(nullif(Cluster, ''), {cluster}) AS cluster, job_id,
     WHEN 'tres' THEN fault || ': ' || left(AllocTRES, 80)
     WHEN 'job' THEN 'JobIDRaw ' || left(odd_id, 40)
     WHEN 'record' THEN NULL
-    ELSE 'State ' || State || ', start ' || coalesce(start_t::VARCHAR, '-') || ', end '
+    ELSE 'State ' || coalesce(State, '') || ', start ' || coalesce(start_t::VARCHAR, '-') || ', end '
       || coalesce(end_t::VARCHAR, '-') || ', elapsed ' || coalesce(elapsed_s::VARCHAR, '-') || ' s, suspended '
       || suspended0_s || ' s'
   END AS detail
@@ -219,7 +219,7 @@ def _time(export: Export, name: str) -> str:
         return "NULL::BIGINT"
     raw = _raw(name)
     if export.epoch_times:
-        return f"TRY_CAST({raw} AS BIGINT)"
+        return f"TRY_CAST({raw} AS UINTEGER)::BIGINT"  # to 2106; with more, sums of times would overflow
     # 2026-11-21T10:30:00 and nothing more: DuckDB would apply an offset after it, and the zone would be applied again.
     return f"CASE WHEN length({raw}) = 19 AND {raw}[17] = ':' THEN epoch(TRY_CAST({raw} AS TIMESTAMP))::BIGINT END"
 
@@ -229,15 +229,16 @@ def _duration(export: Export, name: str) -> str:
     if name not in export.columns:
         return "NULL::BIGINT"
     raw = _raw(name)
+    plain = f"TRY_CAST({raw} AS INTEGER)::BIGINT"  # to 68 years, as times
     if name == "ElapsedRaw":
-        return f"TRY_CAST({raw} AS BIGINT)"
+        return plain
     clock = f"split_part({raw}, '-', -1)"
-    days = f"CASE WHEN {raw} LIKE '%-%' THEN TRY_CAST(split_part({raw}, '-', 1) AS BIGINT) ELSE 0 END"
-    parts = [f"TRY_CAST(split_part({clock}, ':', {index}) AS BIGINT)" for index in (1, 2, 3)]
+    days = f"CASE WHEN {raw} LIKE '%-%' THEN TRY_CAST(split_part({raw}, '-', 1) AS INTEGER)::BIGINT ELSE 0 END"
+    parts = [f"TRY_CAST(split_part({clock}, ':', {index}) AS INTEGER)::BIGINT" for index in (1, 2, 3)]
     return (
         f"CASE WHEN {raw} = '00:00:00' THEN 0 WHEN {raw} LIKE '%:%:%' "
         f"THEN ({days}) * {_DAY_S} + {parts[0]} * 3600 + {parts[1]} * 60 + {parts[2]} "
-        f"ELSE TRY_CAST({raw} AS BIGINT) END"
+        f"ELSE {plain} END"
     )
 
 

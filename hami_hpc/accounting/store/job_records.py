@@ -183,7 +183,7 @@ def rejected_by_account(
     """
     rows = records.con.execute(
         f"SELECT {account}, reason, count(*), "
-        "list(coalesce(job_id::VARCHAR, left(detail, 40)) ORDER BY job_id, detail)[:5] "
+        "list(coalesce(job_id::VARCHAR, left(detail, 40), 'without a number') ORDER BY job_id, detail)[:5] "
         f"FROM {records.rejects} WHERE coalesce(start_s, submit_s, $1) < $2 "
         "AND (end_s IS NULL OR greatest(end_s, start_s) >= $1) GROUP BY 1, 2 ORDER BY 1, 2",
         [span.start_s, span.end_s],

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.store.database import literal
@@ -115,20 +116,34 @@ def read_manifest(root: Path) -> Manifest:
     path = root / "manifest.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        version = document["version"]
+        if version in VERSIONS:
+            return _parsed(document)
     except FileNotFoundError:
         return Manifest()
-    except (OSError, ValueError) as error:
-        raise AccountingError(f"{path} cannot be read ({error}); restore it, or ingest into an empty store") from error
-    if document.get("version") not in VERSIONS:
-        known = " and ".join(map(str, VERSIONS))
-        raise AccountingError(f"{path} has version {document.get('version')}; this hami_hpc reads version {known}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise AccountingError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); restore it, or ingest into an empty store"
+        ) from error
+    known = " and ".join(map(str, VERSIONS))
+    raise AccountingError(
+        f"{path} has version {version}; this hami_hpc reads version {known}: use the release that wrote it, or a later "
+        "one"
+    )
+
+
+def _parsed(document: Mapping[str, Any]) -> Manifest:
+    """Returns a manifest. Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
     files, kept = (
         tuple(DataFile(**{"columns": 1, **entry}) for entry in document.get(key, ())) for key in ("files", "kept")
     )
     ingests = tuple(Ingest(**{**entry, "names": tuple(entry["names"])}) for entry in document.get("ingests", ()))
     zone_name = document.get("timezone", "")
     anonymous = {name: document[name] for name in _ANONYMOUS if name in document}
-    return Manifest(document["generation"], files, document["read_until_s"], zone_name, ingests, kept, **anonymous)
+    generation, read_until_s = document["generation"], dict(document["read_until_s"])
+    if not all(type(number) is int for number in (generation, *read_until_s.values())):
+        raise ValueError("a number is none")
+    return Manifest(generation, files, read_until_s, zone_name, ingests, kept, **anonymous)
 
 
 @contextmanager

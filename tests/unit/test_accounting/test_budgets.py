@@ -184,6 +184,35 @@ def test_what_was_invoiced_is_not_counted_twice(root: Path) -> None:
     assert (shown["not_invoiced"], shown["credits"][0]["used"], shown["credit_left"]) == ("0.00", "80.00", "20.00")
 
 
+@pytest.mark.parametrize(
+    ("old", "until", "left"),
+    [
+        (100, "until = 2026-10-01\n", "50.00"),
+        (30, "until = 2026-10-01\n", "50.00"),
+        (30, "", "0.00"),
+        (100, "", "70.00"),
+    ],
+)
+def test_a_month_before_a_credit_and_not_invoiced_yet_takes_nothing_from_it(
+    root: Path, old: int, until: str, left: str
+) -> None:
+    """September's 80.00 will be taken from the credit that held then, also if that is too small."""
+    new = '[[credits]]\nid = "n"\naccount = "phys"\namount = 50\nfrom = 2026-10-01\n'
+    done = _cli(root, "balance", "phys", "--format", "json", more=GRANT.format(old) + until + new)
+    shown = json.loads(done.stdout)
+    assert (shown["not_invoiced"], shown["credit_left"], shown["empty"]) == ("80.00", left, left == "0.00")
+
+
+def test_a_month_between_two_invoices_is_not_invoiced_yet(root: Path) -> None:
+    """July costs 10.00, August, which is passed over, 2.00."""
+    fill(root / "s", [_run(3, 45, 1), _run(4, 75, 5)], observed=NOW)
+    more = GRANT.format("100")
+    for month in ("2026-07", "2026-09"):
+        assert _cli(root, "invoice", "--month", month, more=more).exit_code == 0
+    shown = json.loads(_cli(root, "balance", "phys", "--format", "json", more=more).stdout)
+    assert (shown["not_invoiced"], shown["credit_left"]) == ("2.00", "8.00")
+
+
 def test_a_mistyped_account_is_an_error_and_one_of_the_past_is_not(root: Path) -> None:
     done = _cli(root, "balance", "chme")
     assert (done.exit_code, done.stdout) == (1, "")

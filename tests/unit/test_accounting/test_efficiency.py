@@ -23,7 +23,8 @@ from hami_hpc.cli import accounting_reports, main
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Observed, Usage, usage_record
 
-from .samples import GPUS, HOUR, VGPU_HALF, Job, fill
+from .samples import GPUS, HOUR, VGPU_HALF, Job, fill, write_settings
+from .samples import run as hami_hpc
 
 SITE = 'version = 1\n[gpu_models.h200]\ntotal_mib = 143156\n[partitions.gpu]\ngpu_models = ["h200"]\n'
 T0 = 1_790_000_000
@@ -64,6 +65,20 @@ def test_requests_of_slices_are_summed_and_the_slowest_one_is_shown(tmp_path: Pa
     assert (run.request_count, run.latency_p99_us, run.slo_miss_count) == (15, 900, 3)
     said = accounting_reports._one_run(run)
     assert "requests 15; 99 of 100 took at most 0.90 ms; 3 took longer than they should" in said
+
+
+def test_counts_that_a_user_made_huge_stop_no_report(tmp_path: Path) -> None:
+    """The counts of a usage file are the job's own, and its user can write them."""
+    write_settings(tmp_path)
+    root = tmp_path / "store"
+    fill(root, [Job(tres="gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384")])
+    most = (1 << 63) - 1
+    huge = dict.fromkeys(("oom_count", "request_count", "slo_miss_count", "throttled_ns", "gpu_busy_ns"), most)
+    spool = _spool(tmp_path / "u", _record(**huge), _record(gpu_uuid="GPU-2", **huge))
+    usage_table.collect(root, spool, "c1", False)
+    shown = hami_hpc(tmp_path, "efficiency", "1", "--format", "json")
+    assert json.loads(shown.stdout)[0]["oom_count"] == 2 * most
+    assert hami_hpc(tmp_path, "report", "--month", "2026-09", "--output", str(tmp_path / "r.html")).exit_code == 0
 
 
 def test_what_a_resized_job_had_is_what_it_used_a_part_of(tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_a_number_that_no_job_has_is_named(tmp_path: Path, number: int) -> None:
         (Job(tres="cpu=1,gres/gp"), "tres"),
         (Job(tres="gres/vgpu=1,gres/vgpu:std=1"), "tres"),
         (Job(start=None, state="RUNNING", tres="cpu=1"), "time"),
+        (Job(start=None, state="", tres="cpu=1"), "time"),
+        (Job(end=None, state="", elapsed=5), "no end"),
+        *((Job().with_(**{name: 1 << 63}), "time") for name in ("submit", "start", "end")),
+        *((Job().with_(**{name: (1 << 63) - 1}), "time") for name in ("submit", "start", "end")),
+        (Job(elapsed=(1 << 63) - 1), "duration"),
+        (Job(suspended=(1 << 63) - 1), "duration"),
+        (Job(suspended=(1 << 31) * HOUR), "duration"),
     ],
 )
 def test_a_record_that_cannot_be_is_left_out_and_named(tmp_path: Path, job: Job, reason: str) -> None:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from hami_hpc.accounting.store import store_files
+
+from .samples import HOUR, Job, export_text
 from .test_commands import _run, filled, site
 
 __all__ = ["filled", "site"]  # fixtures
@@ -52,3 +56,22 @@ def test_a_sacct_that_printed_nothing_is_named_and_not_a_file_of_before(
     monkeypatch.setenv("PATH", str(site))
     result = _run("bill", "--live", "--month", "2026-09", *filled)
     assert (result.exit_code, result.stderr.startswith("Error: what sacct printed has no column JobIDRaw")) == (1, True)
+
+
+def test_what_sacct_printed_and_was_cut_off_is_not_taken_for_all(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sacct does not notice that its output does not fit on the disk, and ends with 0. What it has not written would
+    not be asked for again after two days."""
+    now = int(time.time())
+    text = export_text([Job(number, now - 2 * HOUR, now - 2 * HOUR, now - HOUR) for number in range(1, 30)])
+    monkeypatch.setenv("PATH", f"{site}:/bin")
+    store = ("--store", str(site / "cut"))
+    for printed, status in ((text[: len(text) // 2], 1), (text, 0)):
+        (site / "printed").write_text(printed)
+        (site / "sacct").write_text(f"#!/bin/sh\ncat {site}/printed\n")
+        (site / "sacct").chmod(0o755)
+        result = _run("ingest", "--since", "2026-01-01", "--window-days", "366", *store)
+        assert result.exit_code == status
+        if status:
+            assert result.stderr.startswith("Error: what sacct printed ends within a line, so records are missing")
+            assert not store_files.read_manifest(site / "cut").read_until_s
+    assert sum(file.rows for file in store_files.read_manifest(site / "cut").files) == 29

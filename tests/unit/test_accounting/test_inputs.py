@@ -341,3 +341,26 @@ def test_a_carriage_return_that_a_user_wrote_does_not_stop_the_ingest(tmp_path: 
     export_reader.load(con, export, zone("UTC"), "", T0, tmp_path)
     rows = con.execute("SELECT job_id, account FROM records ORDER BY job_id").fetchall()
     assert rows == [(1, "phys"), (2, "chem"), (3, "a?b?")]
+
+
+def test_a_line_without_a_job_number_is_named_and_the_others_are_billed(site: Path) -> None:
+    (site / "x").write_text(TEXT + export_text([Job(3, T0, T0)]).splitlines()[1][1:] + "\n", encoding="utf-8")
+    store = ("--store", str(site / "s"))
+    CliRunner().invoke(main, ["ingest", "--input", str(site / "x"), *store], catch_exceptions=False)
+    for words in (("--input", site / "x"), store):
+        result = _bill(*words)
+        assert _lines(result) == EXPECTED
+        assert "left out: 1 line: JobIDRaw is not the number of a job (job without a number)" in result.stderr
+
+
+def test_a_run_without_a_state_is_charged_and_reported(site: Path) -> None:
+    """Terms with unbilled_states must not make it free."""
+    (site / "rates.toml").write_text(
+        'version = 1\n[[rates]]\nmodel = "h200"\nper_gpu_hour = 2\n[[terms]]\nunbilled_states = ["NODE_FAIL"]\n'
+    )
+    (site / "x").write_text(export_text([Job(1, T0, T0, T0 + HOUR, state="")]), encoding="utf-8")
+    store = ("--store", str(site / "s"))
+    CliRunner().invoke(main, ["ingest", "--input", str(site / "x"), *store], catch_exceptions=False)
+    assert _lines(_bill(*store))[-1].endswith(",2.00")
+    report = ["report", "--month", "2026-09", "--output", str(site / "r.html"), *store]
+    assert CliRunner().invoke(main, report, catch_exceptions=False).exit_code == 0

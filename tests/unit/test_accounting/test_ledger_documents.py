@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree as Tree
+
+import pytest
 
 from hami_hpc.accounting.documents import ledger
 from hami_hpc.accounting.documents.charged import RuleCredit
@@ -17,7 +20,7 @@ from hami_hpc.accounting.documents.invoice_files import Document
 from hami_hpc.accounting.formats import ubl
 
 from .samples import run
-from .test_finance import CAC, CBC, FINANCE, RATES, _ledger, _number, issue, site
+from .test_finance import CAC, CBC, FINANCE, MONTH, RATES, _ledger, _number, issue, site
 
 __all__ = ["site"]
 
@@ -209,3 +212,19 @@ def test_resources_and_credits_by_rule_are_in_e_invoices(site: Path) -> None:
     cpu = list(root.iter(f"{CAC}InvoiceLine"))[-1]
     assert cpu.findtext(f"{CBC}InvoicedQuantity") == "20.00"
     assert cpu.findtext(f"{CAC}Item/{CBC}Name") == "CPU-hours, cpu"
+
+
+@pytest.mark.parametrize("is_paid", [False, True])
+def test_what_is_open_adds_up_to_what_is_not_paid(site: Path, is_paid: bool) -> None:
+    """A credit note of an invoice that was paid is open, as the money goes back; one of an unpaid invoice is not."""
+    issue(site)
+    phys = next(row for row in json.loads(run(site, "ledger", "--format", "json").stdout) if row["account"] == "phys")
+    if is_paid:
+        assert run(site, "invoice", "paid", phys["number"], "--date", phys["issued"]).exit_code == 0
+    (site / "rates.toml").write_text((site / "rates.toml").read_text().replace("2.5", "2.4"))
+    assert run(site, "invoice", *MONTH, "--correct").exit_code == 0
+    rows = json.loads(run(site, "ledger", "--format", "json").stdout)
+    (note,) = (row for row in rows if row["kind"] == "credit note" and row["refers_to"] == phys["number"])
+    assert note["status"] == ("open" if is_paid else "settled")
+    still_open = sum(Decimal(row["payable"]) for row in rows if row["status"] == "open")
+    assert run(site, "ledger").stdout.endswith(f"not paid: EUR {still_open}\n")

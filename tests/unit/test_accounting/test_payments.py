@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,15 @@ def test_a_full_disk_notes_nothing(issued: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(AccountingError, match="nothing was noted"):
             payments.append(root, [_entry(root, CHEM)])
     assert _paid(root) == {}
+
+
+def test_days_are_those_of_the_site_and_not_of_the_machine(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At noon of 31 October in UTC it is 2 in the morning of 1 November on Kiritimati, and October is over."""
+    rates = (site / "rates.toml").read_text()
+    assert "timezone" not in rates
+    (site / "rates.toml").write_text(rates.replace("version = 1\n", 'version = 1\ntimezone = "Pacific/Kiritimati"\n'))
+    monkeypatch.setattr(time, "time", lambda: 1_793_448_000.0)
+    issue(site)
+    assert _day(site) == "2026-11-01"
+    assert run(site, "invoice", "paid", CHEM, "--date", "2026-11-02").exit_code == 2
+    assert run(site, "invoice", "paid", CHEM, "--date", "2026-11-01").exit_code == 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from hami_hpc.accounting.store import ingest, job_records, merge, store_files, u
 from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period, zone
 
-from .samples import GPUS, HOUR, Job, export_text, fill, ingest_file, make_bill, write_export
+from .samples import GPUS, HOUR, Job, export_text, fill, ingest_file, make_bill, run, write_export, write_settings
 
 RECORDS = Path(__file__).parent / "records"
 T0 = 1_790_000_000
@@ -302,3 +304,57 @@ def test_a_program_of_before_does_not_take_a_store_of_today_for_one_of_its_own(t
     """It refuses any version of the manifest but 1, with a message that says so."""
     fill(tmp_path / "store", [Job()])
     assert json.loads((tmp_path / "store" / "manifest.json").read_text(encoding="utf-8"))["version"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda whole: [], "manifest.json cannot be read"),
+        (lambda whole: None, "manifest.json cannot be read"),
+        (lambda whole: {**whole, "generation": "1"}, "manifest.json cannot be read"),
+        (lambda whole: {**whole, "files": [{**whole["files"][0], "zone": 1}]}, "manifest.json cannot be read"),
+        (lambda whole: {**whole, "files": None}, "manifest.json cannot be read"),
+        (lambda whole: {**whole, "read_until_s": None}, "manifest.json cannot be read"),
+        (lambda whole: {**whole, "version": 4}, "has version 4; this hami_hpc reads version 1 and 2 and 3: use the"),
+    ],
+)
+def test_a_manifest_that_is_damaged_or_of_another_release_is_named(
+    tmp_path: Path, change: Callable[[Any], Any], said: str
+) -> None:
+    write_settings(tmp_path)
+    fill(tmp_path / "store", [Job()])
+    manifest = tmp_path / "store" / "manifest.json"
+    manifest.write_text(json.dumps(change(json.loads(manifest.read_text()))))
+    for words in (("bill", "--month", "2026-09"), ("store", "undo"), ("ingest",)):
+        result = run(tmp_path, *words)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
+        assert said in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"x" * 300, None])
+def test_a_file_of_the_store_that_is_damaged_or_missing_is_named_with_what_to_do(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    write_settings(tmp_path)
+    fill(tmp_path / "store", [Job()])
+    (file,) = (tmp_path / "store" / "jobs").rglob("*.parquet")
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    for words in (("bill", "--month", "2026-09"), ("efficiency", "1")):
+        result = run(tmp_path, *words)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
+        assert str(file) in result.stderr
+        assert "restore the store from a backup" in result.stderr
+        assert "make room" not in result.stderr
+
+
+def test_a_page_of_a_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+    write_settings(tmp_path)
+    fill(tmp_path / "store", [Job()])
+    (file,) = (tmp_path / "store" / "jobs").rglob("*.parquet")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:200] + bytes(100) + whole[300:])
+    result = run(tmp_path, "bill", "--month", "2026-09")
+    assert (result.exit_code, result.stderr.startswith("Error: a file of the store is damaged (")) == (1, True)
