@@ -78,12 +78,12 @@ def test_a_spank_plugin_of_another_release_starts_nothing_on_its_machine(restore
     line = restored.etc / "plugstack.conf.d/hami-hpc.conf"  # docs/troubleshooting.md
     config.write(line, "# until hami_hpc is built for this Slurm\n")
     daemons.start(restored, usual)
-    job = jobs.submit(restored, USER, "--gres=vgpu:mem=8G,cores=20", script="echo it ran")
     plain = jobs.submit(restored, USER, script="srun echo plain")
     jobs.wait_for_state(restored, plain, "COMPLETED")
+    job = jobs.submit(restored, USER, "--gres=vgpu:mem=8G,cores=20", script="echo it ran")
     jobs.wait(
         restored, lambda: "has no line for spank_hami_hpc.so" in node.drain_reason(restored), "the node's drain", 30
     )
-    assert jobs.state(restored, job) == "PENDING"
+    jobs.wait_for_state(restored, job, "PENDING")
     jobs.admin(restored, "scancel", str(job))
     jobs.admin(restored, "scontrol", "update", f"nodename={config.NODE}", "state=resume")
