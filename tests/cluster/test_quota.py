@@ -107,6 +107,24 @@ def test_slices_weigh_their_part_limits_hold_for_all_gpus_and_a_guarantee_is_won
     jobs.wait_for_state(limited, beyond, "RUNNING")
 
 
+def test_where_cpus_weigh_too_a_job_weighs_what_it_has_most_of(limited: Layout) -> None:
+    """By PriorityFlags=MAX_TRES, which `quota render` names as long as it is not there."""
+    weights, text = "TRESBillingWeights=", limited.slurm_conf.read_text()
+    assert weights in text
+    text = text.replace(weights, f"{weights}CPU=10,")
+    write(limited.slurm_conf, text)
+    assert "PriorityFlags=MAX_TRES" in quota(limited, "render").text
+    write(limited.slurm_conf, text + "PriorityFlags=MAX_TRES\n")
+    private_cluster.restart(limited, "slurmctld")
+    rendered = quota(limited, "render")
+    assert rendered.status == 0, "the site's own weight stays"
+    assert "PriorityFlags" not in rendered.text, rendered.text
+    for request, cpus, most in ((HALF, 1, 499), (HALF, 70, 700), (WHOLE, 70, 1000)):
+        job = submit(limited, "news", "std", request, f"--cpus-per-task={cpus}")
+        jobs.wait_for_state(limited, job, "RUNNING")
+        assert billing(limited, job) == most
+
+
 def test_an_account_without_gpus_gets_no_slice_and_one_jobs_limit_holds_for_slices(limited: Layout) -> None:
     quotas = limited.site_config.with_name("quotas.toml")
     for limit, reason, words in (
