@@ -33,10 +33,16 @@ __all__ = ["DRIVERS_TIMESLICE_US", "LOAD_NS", "MS", "SAVE_NS", "US", "Gpu", "Loa
 
 
 class Gpu:
-    """One GPU with its tenants. `run` ends at a time; what happened is in the tenants."""
+    """One GPU with its tenants. `run` ends at a time; what happened is in the tenants.
 
-    def __init__(self, tenants: Sequence[Tenant]) -> None:
-        self.tenants = list(tenants)
+    `restarts`: each pause, each opening and each change of a timeslice is a new runlist to the GPU, which ends the stay
+    of whoever is on the engine, and the round begins with the first tenant.
+    """
+
+    def __init__(self, tenants: Sequence[Tenant], restarts: bool = False) -> None:
+        self.tenants, self.restarts = list(tenants), restarts
+        self.restart_count = 0
+        self.served = -1  # the last one that was served in this round
         self.stays: list[tuple[int, int, int]] = []  # whose, from, to
         self.now = 0
         self.events: list[tuple[int, int, str, int]] = []
@@ -99,7 +105,7 @@ class Gpu:
     def _next(self) -> int:
         n = len(self.tenants)
         for step in range(1, n + 1):
-            number = (self.current + step) % n
+            number = (self.served + step) % n
             if self._ready(number):
                 return number
         return -1
@@ -111,7 +117,8 @@ class Gpu:
             self.phase, self.phase_ends = "idle", FOREVER
             return
         self.switch_count += 1
-        self.current, self.phase = following, "load"
+        self.current = self.served = following
+        self.phase = "load"
         self.phase_ends = self.now + LOAD_NS[self.tenants[following].load.full]
 
     def _work(self) -> None:
@@ -120,7 +127,8 @@ class Gpu:
         self.phase, self.since = "work", self.now
         if not tenant.load.saturating and tenant.left_ns <= 0:
             tenant.left_ns = tenant.pending[tenant.head][1]
-        alone = self._next() == self.current  # slices follow one another unseen
+        alone = not any(self._ready(n) for n in range(len(self.tenants)) if n != self.current)
+        # Where it is, its slices follow one another unseen.
         self.phase_ends = min(FOREVER if alone else self.slice_ends, self._done())
 
     def _done(self) -> int:
@@ -166,6 +174,7 @@ class Gpu:
         if ready and self.now < self.slice_ends:
             self._work()
         elif following == self.current:
+            self.served = self.current
             self.slice_ends = self.now + self.tenants[self.current].slice_ns
             self._work()
         elif following < 0:
@@ -191,6 +200,17 @@ class Gpu:
             self.slice_ends += max(0, -((self.slice_ends - self.now) // slice_ns) * slice_ns)
             self.phase_ends = min(self.slice_ends, self._done())
 
+    def _restart(self) -> None:
+        """The driver gives the GPU a new runlist."""
+        if not self.restarts:
+            return
+        self.restart_count += 1
+        self.served = -1
+        if self.phase == "work":
+            self._charge()
+            self.slice_ends = self.now
+            self._stay_or_leave()
+
     def _arrival(self, number: int) -> None:
         tenant = self.tenants[number]
         requests, cursor = tenant.load.requests, self.cursors[number]
@@ -215,8 +235,10 @@ class Gpu:
             return  # it was woken and has looked since
         if keeper is None or not tenant.alive or self.now >= tenant.keeper_stops_ns:
             return
-        before = keeper.open
+        before, timeslice = keeper.open, tenant.slice_ns
         following, opened = keeper.look(self.now)
+        if tenant.slice_ns != timeslice:
+            self._restart()
         if opened != before:
             self._at(self.now + (RESUME_NS if opened else PAUSE_NS), "opened" if opened else "paused", number)
         keeper.next = following
@@ -225,10 +247,12 @@ class Gpu:
     def _opened(self, number: int) -> None:
         self.tenants[number].open = True
         self._changed(number)
+        self._restart()
 
     def _paused(self, number: int) -> None:
         self.tenants[number].open = False
         self._changed(number)
+        self._restart()
 
     def _death(self, number: int) -> None:
         self.tenants[number].alive = False

@@ -22,6 +22,7 @@ sys.path.insert(0, str(CHECKOUT / "tests/native"))
 import arbitration as a  # noqa: E402
 import fit_study  # noqa: E402
 import order_study  # noqa: E402
+import restart_study  # noqa: E402
 from curves import curves  # noqa: E402
 from gpu_time import US, Load, Tenant  # noqa: E402
 from gpu_time import S as SECOND  # noqa: E402
@@ -269,6 +270,7 @@ STUDIES = (
     fit_study.gappy_beside,
     several_processes,
     misbehaviour,
+    restart_study.restarts,
     fit_study.chosen_times,
     order_study.lc_order,
     order_study.lc_equal,

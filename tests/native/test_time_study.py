@@ -37,10 +37,10 @@ def test_a_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_page_has_every_table_and_chart_of_the_study() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    sources = ("benchmarks/time_study.py", "benchmarks/fit_study.py", "benchmarks/order_study.py")
-    source = "".join((ROOT / path).read_text(encoding="utf-8") for path in sources)
+    parts = ("time", "fit", "order", "restart")
+    source = "".join((ROOT / f"benchmarks/{part}_study.py").read_text(encoding="utf-8") for part in parts)
     names = re.findall(r'\.table\(\s*"([\w-]+)"', source)
-    assert len(names) == 15
+    assert len(names) == 16
     for name in names:
         assert re.search(rf"<!-- {name} -->\n\|.*?\n<!-- end -->", text, re.DOTALL), name
     for chart in re.findall(r'study\.charts\["([\w.-]+)"\]', source):
