@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness import cluster as private_cluster
-from harness import jobs
+from harness import config, jobs
 from harness.files import write
 from harness.layout import CHECKOUT, Layout
 from harness.merging import merge
@@ -196,6 +196,59 @@ def test_a_borrower_works_until_its_grace_time_is_over_and_the_guaranteed_job_ru
     assert (facts["JobState"], facts["Restarts"]) == (("PREEMPTED", "0") if options else ("PENDING", "1"))
     for job in (whole, older):
         assert (jobs.state(layout, job), jobs.job_facts(layout, job)["Restarts"]) == ("RUNNING", "0")
+
+
+def test_two_borrowers_that_have_to_go_have_one_grace_time(graceful: Layout) -> None:
+    """A slice of a GPU's whole time takes the two youngest halves, and no others."""
+    layout = graceful
+    older = [submit(layout, "news", "be", HALF) for _ in range(2)]
+    for job in older:
+        jobs.wait_for_state(layout, job, "RUNNING")
+    time.sleep(1.1)  # the youngest are preempted, and Slurm knows start times in seconds
+    halves = [submit(layout, "news", "be", HALF) for _ in range(2)]
+    for job in halves:
+        jobs.wait_for_state(layout, job, "RUNNING")
+    owner = submit(layout, "games", "guarantee-physics", "--gres=vgpu:mem=8G,cores=100")
+
+    def chosen() -> list[int]:
+        return [job for job in (*older, *halves) if unix_s(layout, job, "PreemptTime") is not None]
+
+    jobs.wait(layout, lambda: chosen() == halves, "both to be chosen", 20, owner)
+    first = min(unix_s(layout, job, "PreemptTime") or 0.0 for job in halves)
+    jobs.wait_for_state(layout, owner, "RUNNING", timeout_s=GRACE_S + LATE_S + 30)
+    start = unix_s(layout, owner, "StartTime") or 0.0
+    assert first + GRACE_S <= start <= first + GRACE_S + LATE_S + 10
+    assert [jobs.job_facts(layout, job)["Restarts"] for job in (*older, *halves)] == ["0", "0", "1", "1"]
+
+
+def test_beside_a_whole_gpu_in_use_slurm_before_25_05_preempts_in_vain_and_too_few(limited: Layout) -> None:
+    """docs/qos.md: the copy of a node in which it tries whom to preempt does not know which GPUs are held whole."""
+    is_wrong = config.slurm_release() < (25, 5)
+    jobs.admin(
+        limited, "sacctmgr", "-i", "-Q", "modify", "account", "where", "name=physics", "set", "GrpTRES=billing=-1"
+    )
+    firm = [submit(limited, "games", "std", request) for request in (WHOLE, "--gres=vgpu:mem=8G,cores=60")]
+    borrower = submit(limited, "news", "be", "--gres=vgpu:mem=8G,cores=20")
+    for job in (*firm, borrower):
+        jobs.wait_for_state(limited, job, "RUNNING")
+    hopeless = submit(limited, "games", "guarantee-physics", "--gres=vgpu:mem=8G,cores=80")
+    wait_for_reason(limited, hopeless, "Resources")
+    time.sleep(4)
+    assert jobs.job_facts(limited, borrower)["Restarts"] == ("1" if is_wrong else "0")
+    assert {jobs.state(limited, job) for job in firm} == {"RUNNING"}
+
+    jobs.admin(limited, "scancel", str(hopeless), str(borrower), str(firm[1]))
+    halves = [submit(limited, "news", "be", HALF) for _ in range(2)]
+    for job in halves:
+        jobs.wait_for_state(limited, job, "RUNNING")
+    owner = submit(limited, "games", "guarantee-physics", "--gres=vgpu:mem=8G,cores=100")
+    if is_wrong:
+        wait_for_reason(limited, owner, "Resources")
+        time.sleep(4)
+    else:
+        jobs.wait_for_state(limited, owner, "RUNNING")
+    restarts = [jobs.job_facts(limited, job)["Restarts"] for job in halves]
+    assert sorted(restarts) == (["0", "1"] if is_wrong else ["1", "1"])
 
 
 # ---------------------------------------------------------------------------------------------------- GPU-hours
