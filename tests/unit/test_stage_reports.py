@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import syslog as syslog_module
 import time
 from pathlib import Path
 
@@ -315,7 +316,7 @@ def test_a_slurmd_that_was_stopped_meanwhile_changes_nothing(node: Node) -> None
     def run(stage: str, **more: str) -> int:
         command = [str(ROOT / "prolog" / stage), *node.arguments]
         return subprocess.run(
-            command, env=job_environment(7, **more), stdout=unread, stderr=unread, check=False
+            command, env=job_environment(7) | more, stdout=unread, stderr=unread, check=False
         ).returncode
 
     assert run("prolog", **{c.ENV_CORES: "900"}) == 0
@@ -332,6 +333,6 @@ def test_a_slurmd_that_was_stopped_meanwhile_changes_nothing(node: Node) -> None
 
 def test_bytes_that_are_no_text_stop_no_line_of_syslog(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(admin_log.syslog, "syslog", lambda _level, line: lines.append(line.encode().decode()))
+    monkeypatch.setattr(syslog_module, "syslog", lambda _level, line: lines.append(line.encode().decode()))
     admin_log.to_syslog(admin_log.WARNING, "a user's \udcff\0 and \u00e9")
     assert lines == [f"{c.ERROR_PREFIX}a user's ?? and \u00e9"]
