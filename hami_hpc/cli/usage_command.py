@@ -20,7 +20,7 @@ from hami_hpc.core.duration import duration, requests
 from hami_hpc.core.grant import Grant, total
 from hami_hpc.core.records import Usage, total_usage
 from hami_hpc.errors import HamiError
-from hami_hpc.node import agent_file, boot, job_history, swapped, turn_notes
+from hami_hpc.node import agent_file, boot, history_file, job_dirs, job_history, swapped, turn_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.running_job import read_running
 from hami_hpc.slurm import commands
@@ -53,6 +53,8 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
     settings = settings_of(config)
     run_dir = settings.run_dir
     slices = read_running(run_dir, job, now_ns)
+    clock_s = now_ns // 1_000_000_000
+    now_ns = history_file.end_unix_ns(job_dirs.job_dir(run_dir, job), slices[0][0].created_unix_ns, now_ns)
     off_gpu = agent_file.read_off_gpu(run_dir, boot.boot_id(), job, slices[0][0].created_unix_ns)
     if form == "json":
         rows = [{"grant": grant._asdict(), "usage": used._asdict()} for grant, used in slices]
@@ -77,7 +79,7 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
             click.echo("")
         _show_slice(grant, used, now_ns, config, None if off_gpu is None else off_gpu.get(grant.gpu_uuid))
     grants = [grant for grant, _ in slices]
-    if cost := _cost(config, grants, now_ns // 1_000_000_000, off_gpu):
+    if cost := _cost(config, grants, clock_s, off_gpu):
         click.echo(f"{'  cost     ' if len(grants) == 1 else chr(10) + 'Cost of the job: '}{cost}")
 
 

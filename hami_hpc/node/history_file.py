@@ -65,7 +65,8 @@ def read(directory: str) -> tuple[Head, tuple[Minute, ...]] | None:
 
 def end_unix_ns(directory: str, start_unix_ns: int, now_unix_ns: int) -> int:
     """Returns when a run of this boot ends that ends now, ns since 1970: now, or later where the clock was set back
-    since it began. So it has the length that it had. Never fails: without the file it is now."""
+    since it began. So it has the length that it had. Never fails: it is now without the file, and for others than its
+    user and root."""
     try:
         fd = os.open(f"{directory}/{c.FILE_HISTORY}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -75,7 +76,7 @@ def end_unix_ns(directory: str, start_unix_ns: int, now_unix_ns: int) -> int:
     except OSError:
         return now_unix_ns
     head = parse_head(data)
-    if head is None or status.st_uid != os.geteuid() or head.start_unix_ns != start_unix_ns:
+    if head is None or status.st_uid not in (0, os.geteuid()) or head.start_unix_ns != start_unix_ns:
         return now_unix_ns
     by_boot = start_unix_ns + time.clock_gettime_ns(time.CLOCK_BOOTTIME) - head.start_boot_ns
     return by_boot if by_boot - now_unix_ns > SET_BACK_NS else now_unix_ns
