@@ -41,6 +41,9 @@ def main() -> int:
 
 if __name__ == "__main__":
     status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # slurmd was stopped: nobody reads them
+        pass
     os._exit(status)  # all files are closed and written; the interpreter's own exit takes a tenth of the run

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
+from hami_hpc.node import root_file
 from hami_hpc.node.config import Settings
 
 NAME = "settings-seen.json"
@@ -48,7 +49,7 @@ def update(settings: Settings) -> str:
     before = _read(path)
     if before != now:
         with suppress(OSError):
-            os.makedirs(settings.state_dir, 0o755, exist_ok=True)
+            root_file.make_folders(settings.state_dir)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
             with open(os.open(f"{path}.new", flags, 0o640), "w", encoding="utf-8") as file:
                 json.dump(now, file, indent=1)

@@ -211,20 +211,10 @@ def _issue(job: _Job, correct: bool) -> tuple[list[Document], list[issuing.Propo
     setup, prices, month, period = job.setup, job.prices, job.month, job.period
     if period.end_s > time.time():
         raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
-    store = store_files.read_manifest(setup.root)
-    if fault := job_records.zone_fault(store.timezone, setup.tz):
-        raise AccountingError(fault)
-    behind = [name for name, until_s in store.read_until_s.items() if until_s < period.end_s]
-    if behind:
-        raise AccountingError(
-            f"the store was read from {behind[0]} only up to within {month}; run hami-hpc ingest first"
-        )
-    if setup.undated:
-        raise AccountingError(setup.undated)
-    if not store.generation:
-        raise AccountingError(f"there is no accounting store in {setup.root}; run hami-hpc ingest, or see --store")
+    _refuse_unread(job)  # before the lock, which makes the folders of a store
     # Records, rates and documents of one moment: neither an ingest nor another invoice can come between.
     with store_files.locked(setup.root):
+        _refuse_unread(job)
         documents = invoice_files.read_all(setup.root)
         invoice_files.settle(setup.root, documents)
         issued = Issued(documents)
@@ -246,6 +236,23 @@ def _issue(job: _Job, correct: bool) -> tuple[list[Document], list[issuing.Propo
         if new := issued.documents[len(documents) :]:
             _keep(setup.root, new)
     return shown, kept
+
+
+def _refuse_unread(job: _Job) -> None:
+    """Raises AccountingError if the store does not have the job's whole month, or its amounts would not be certain."""
+    setup = job.setup
+    store = store_files.read_manifest(setup.root)
+    if fault := job_records.zone_fault(store.timezone, setup.tz):
+        raise AccountingError(fault)
+    behind = [name for name, until_s in store.read_until_s.items() if until_s < job.period.end_s]
+    if behind:
+        raise AccountingError(
+            f"the store was read from {behind[0]} only up to within {job.month}; run hami-hpc ingest first"
+        )
+    if setup.undated:
+        raise AccountingError(setup.undated)
+    if not store.generation:
+        raise AccountingError(f"there is no accounting store in {setup.root}; run hami-hpc ingest, or see --store")
 
 
 def _keep(root: Path, new: Sequence[Document]) -> None:

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -19,7 +20,7 @@ from hami_hpc.core.duration import duration, requests
 from hami_hpc.core.grant import Grant, total
 from hami_hpc.core.records import Usage, total_usage
 from hami_hpc.errors import HamiError
-from hami_hpc.node import agent_file, boot, job_history, swapped, turn_notes
+from hami_hpc.node import agent_file, boot, history_file, job_dirs, job_history, swapped, turn_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.running_job import read_running
 from hami_hpc.slurm import commands
@@ -33,7 +34,8 @@ from hami_hpc.slurm import commands
 def usage(job: int, history: bool, form: str, config: Path | None) -> None:
     """What a running vGPU job uses now. Run it on the job's node, as its user or as root.
 
-    Where the node has rates.toml and the part accounting, also what it has cost so far, slice by slice.
+    Where the node has rates.toml and the part accounting, also what the job has cost so far on all of
+    its nodes.
 
     With --history what the agent saw of it in each minute, also of a job with whole GPUs, and of a job that has ended,
     as long as its usage record is on the node.
@@ -51,6 +53,8 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
     settings = settings_of(config)
     run_dir = settings.run_dir
     slices = read_running(run_dir, job, now_ns)
+    clock_s = now_ns // 1_000_000_000
+    now_ns = history_file.end_unix_ns(job_dirs.job_dir(run_dir, job), slices[0][0].created_unix_ns, now_ns)
     off_gpu = agent_file.read_off_gpu(run_dir, boot.boot_id(), job, slices[0][0].created_unix_ns)
     if form == "json":
         rows = [{"grant": grant._asdict(), "usage": used._asdict()} for grant, used in slices]
@@ -74,6 +78,9 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
         if number:
             click.echo("")
         _show_slice(grant, used, now_ns, config, None if off_gpu is None else off_gpu.get(grant.gpu_uuid))
+    grants = [grant for grant, _ in slices]
+    if cost := _cost(config, grants, clock_s, off_gpu):
+        click.echo(f"{'  cost     ' if len(grants) == 1 else chr(10) + 'Cost of the job: '}{cost}")
 
 
 def _moved(settings: Settings, grant: Grant) -> dict[str, object]:
@@ -110,14 +117,12 @@ def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None, off
         click.echo(f"  GPU full {used.device_oom_count} requests within the limits found no memory: others held it")
     if used.request_count:
         click.echo(f"  requests {requests(used.request_count, used.latency_p99_us, used.slo_miss_count)}")
-    if cost := _cost(config, grant, now_ns // 1_000_000_000, off_gpu_ns):
-        click.echo(f"  cost     {cost}")
     if used.state != "ok":
         click.echo("  the job's usage record is damaged; the figures are bounds")
 
 
-def _cost(config: Path | None, grant: Grant, now_s: int, off_gpu_ns: int | None) -> str:
-    """Returns what a slice has cost so far, or why that is not known; empty on a node without rates.toml or without
+def _cost(config: Path | None, grants: Sequence[Grant], now_s: int, off_gpu_ns: Mapping[str, int] | None) -> str:
+    """Returns what a job has cost so far, or why that is not known; empty on a node without rates.toml or without
     hami-hpc[accounting]."""
     settings = settings_of(config)
     if not Path(settings.path).with_name("rates.toml").exists() or not has_accounting():
@@ -125,7 +130,7 @@ def _cost(config: Path | None, grant: Grant, now_s: int, off_gpu_ns: int | None)
     from hami_hpc.cli import accounting_cost
 
     try:
-        return accounting_cost.so_far(config, grant, now_s, off_gpu_ns)
+        return accounting_cost.so_far(config, grants, now_s, off_gpu_ns)
     except (HamiError, OSError) as error:
         return f"not known: {error}"
 

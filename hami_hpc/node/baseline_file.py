@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from hami_hpc.core.baseline import DamagedRecordsError, Record, format_records, parse_records
 from hami_hpc.errors import NodeError
+from hami_hpc.node import root_file
 from hami_hpc.node.job_dirs import read_bounded
 
 NAME = "baseline.json"
@@ -41,7 +42,7 @@ def write_baseline(state_dir: str, records: Mapping[str, Record]) -> None:
     path = path_of(state_dir)
     temporary = f"{path}.{os.getpid()}"
     try:
-        os.makedirs(state_dir, 0o755, exist_ok=True)
+        root_file.make_folders(state_dir)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(format_records(records))

@@ -97,7 +97,9 @@ def _open(path: str, group: int) -> int:
         try:
             fd = os.open(path, _FLAGS | os.O_CREAT, MODE)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+            from hami_hpc.node import root_file  # once in a node's life
+
+            root_file.make_folders(os.path.dirname(path))
             fd = os.open(path, _FLAGS | os.O_CREAT, MODE)
         with suppress(OSError):  # the umask left less
             os.fchmod(fd, MODE)

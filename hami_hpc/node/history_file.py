@@ -15,6 +15,8 @@ from hami_hpc.core.contexts import suppress
 from hami_hpc.core.history import FILE_SIZE, Head, Minute, pack_head, parse_file, parse_head, to_text
 from hami_hpc.node import acl
 
+SET_BACK_NS = 1_000_000_000  # less is no more than the two clocks differ by anyway
+
 
 def make(directory: str, job_id: int, uid: int, start_unix_ns: int, mem_mib: int = 0, gpu_count: int = 0) -> None:
     """Makes the file in a directory that is being built. It takes memory as minutes are written. Never fails: without
@@ -59,6 +61,25 @@ def read(directory: str) -> tuple[Head, tuple[Minute, ...]] | None:
         os.close(fd)
     head = parse_head(data)
     return None if head is None else (head, parse_file(data))
+
+
+def end_unix_ns(directory: str, start_unix_ns: int, now_unix_ns: int) -> int:
+    """Returns when a run of this boot ends that ends now, ns since 1970: now, or later where the clock was set back
+    since it began. So it has the length that it had. Never fails: it is now without the file, and for others than its
+    user and root."""
+    try:
+        fd = os.open(f"{directory}/{c.FILE_HISTORY}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status, data = os.fstat(fd), os.pread(fd, c.HISTORY_SIZE, 0)
+        finally:
+            os.close(fd)
+    except OSError:
+        return now_unix_ns
+    head = parse_head(data)
+    if head is None or status.st_uid not in (0, os.geteuid()) or head.start_unix_ns != start_unix_ns:
+        return now_unix_ns
+    by_boot = start_unix_ns + time.clock_gettime_ns(time.CLOCK_BOOTTIME) - head.start_boot_ns
+    return by_boot if by_boot - now_unix_ns > SET_BACK_NS else now_unix_ns
 
 
 def read_text(directory: str, start_unix_ns: int) -> str:

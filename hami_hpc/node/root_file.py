@@ -30,6 +30,20 @@ def read(path: str, advice: str) -> str | None:
         raise NodeError(f"{path}: {error.strerror}. {advice}") from error
 
 
+def make_folders(path: str) -> None:
+    """Makes a directory that all can read, and those above it, where they are missing. slurmd's umask may leave less:
+    users read some of what is there. Raises OSError."""
+    if not path or os.path.isdir(path):
+        return
+    make_folders(os.path.dirname(path))
+    try:
+        os.mkdir(path, 0o755)
+        os.chmod(path, 0o755)
+    except FileExistsError:  # another process has made it
+        if not os.path.isdir(path):
+            raise
+
+
 def write(path: str, text: str, mode: int = 0o644) -> None:
     """Replaces the file, whole or not at all; removes it where there is no text. Raises NodeError."""
     from hami_hpc.core.contexts import suppress
@@ -39,7 +53,7 @@ def write(path: str, text: str, mode: int = 0o644) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(path)
             return
-        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        make_folders(os.path.dirname(path))
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         with open(fd, "w", encoding="utf-8") as file:
             os.fchmod(fd, mode)  # the umask left less, or an interrupted write had another mode

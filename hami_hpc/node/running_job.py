@@ -10,7 +10,7 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.reconcile_plan import OF_ANOTHER_VERSION
 from hami_hpc.core.records import Usage, limits_file
 from hami_hpc.errors import HamiError
-from hami_hpc.node import job_dirs, usage_files
+from hami_hpc.node import history_file, job_dirs, usage_files
 
 
 def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> list[tuple[Grant, Usage]]:
@@ -25,6 +25,7 @@ def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> list[tuple[Gran
             f"job {job_id} holds no vGPU on this node; to ask the job's node, run: "
             f"srun --jobid={job_id} --overlap --gres=none hami-hpc usage {job_id}"
         )
+    now_unix_ns = history_file.end_unix_ns(directory, grants[0].created_unix_ns, now_unix_ns)
     slices = [(grant, usage_files.read_usage(directory, grant, now_unix_ns)) for grant in grants]
     if all(usage.state == "missing" for _, usage in slices):
         raise HamiError(f"only the user of job {job_id} (uid {grants[0].uid}) and root can read its usage")

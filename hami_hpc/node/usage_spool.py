@@ -87,7 +87,10 @@ def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> str:
     directory = f"{state_dir}/{DIRECTORY}"
     temporary, path = f"{directory}/.{job_id}-{os.getpid()}", f"{directory}/{job_id}.json"
     try:
-        os.makedirs(directory, 0o755, exist_ok=True)
+        if not os.path.isdir(directory):
+            from hami_hpc.node import root_file  # once in a node's life
+
+            root_file.make_folders(directory)
         _write_file(temporary, text, with_sync=True)
         if not _publish(temporary, path, start_unix_ns):
             path = f"{directory}/{job_id}-{start_unix_ns}.json"

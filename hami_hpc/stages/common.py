@@ -150,11 +150,13 @@ def error_text(error: Exception) -> str:
 
 
 def report(stage: str, message: str) -> str:
-    """Writes one line for the administrator on standard error and in syslog, and returns it."""
+    """Writes one line for the administrator on standard error and in syslog, and returns it. Never fails: slurmd, which
+    reads standard error, may have been stopped meanwhile."""
     from hami_hpc.node import admin_log
 
     line = f"{c.ERROR_PREFIX}{stage}: {message}"
-    print(line, file=sys.stderr)
+    with suppress(OSError):
+        print(line, file=sys.stderr)
     admin_log.to_syslog(admin_log.ERROR, f"{stage}: {message}")
     return line
 

@@ -62,11 +62,14 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
     try:
         ledger = common.open_ledger(settings)
         try:
-            grants = ledger.grants_of(job_id) or job_dirs.read_grants(directory)
+            own = ledger.grants_of(job_id)
+            grants, end_unix_ns = own or job_dirs.read_grants(directory), common.now_unix_ns()
+            if own:  # of this boot
+                end_unix_ns = history_file.end_unix_ns(directory, own[0].created_unix_ns, end_unix_ns)
             if not grants:  # the job was refused, or no prolog ran
                 job_dirs.remove(settings.run_dir, directory)
             else:
-                record = end_grants(settings, ledger, grants, common.now_unix_ns(), epilog_began_unix_ns=began_unix_ns)
+                record = end_grants(settings, ledger, grants, end_unix_ns, epilog_began_unix_ns=began_unix_ns)
             finish_set_aside(settings, ledger)
         finally:
             common.tell_neighbours("epilog", settings, ledger)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
 import threading
 from pathlib import Path
 
@@ -14,20 +14,16 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.cli.accounting_files import write_file
 
 
-def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
     invoice = tmp_path / "2026-10-001.html"
     invoice.write_text("issued")
-    write = Path.write_bytes
-
-    def fills_up(path: Path, content: bytes) -> int:
-        write(path, content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr(Path, "write_bytes", fills_up)
-    with pytest.raises(AccountingError, match=r"2026-10-001\.html cannot be written: No space left on device"):
-        write_file(invoice, b"written again")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6, before[1]))
+    try:
+        with pytest.raises(AccountingError, match=r"2026-10-001\.html cannot be written: File too large"):
+            write_file(invoice, b"written again")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == [invoice.name]
     assert invoice.read_text() == "issued"
 
@@ -41,6 +37,28 @@ def test_a_file_that_is_written_again_keeps_its_permissions_and_its_links(tmp_pa
     assert link.is_symlink()
     assert invoice.read_text() == "new"
     assert invoice.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    write_file(tmp_path / "invoice.html", b"new")
+    mask = os.umask(0o077)
+    os.umask(mask)
+    assert (tmp_path / "invoice.html").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+def test_nobody_who_can_write_the_directory_has_root_write_elsewhere(tmp_path: Path) -> None:
+    """By a link with the name of the file, or one that a file for a moment could have."""
+    victim, report = tmp_path / "victim", tmp_path / "drop" / "report.html"
+    report.parent.mkdir()
+    report.parent.chmod(0o1777)
+    victim.write_text("root's")
+    for link in (report, report.with_name(f".{report.name}.new.{os.getpid()}")):
+        link.symlink_to(victim)
+        os.chown(link, 65534, -1, follow_symlinks=False)
+        write_file(report, b"new")
+        assert victim.read_text() == "root's"
+        assert (report.is_symlink(), report.read_bytes(), report.stat().st_mode & 0o022) == (False, b"new", 0)
 
 
 def test_a_link_to_itself_becomes_the_file(tmp_path: Path) -> None:

@@ -75,6 +75,23 @@ def test_numbers_of_an_old_job_that_no_record_can_hold_are_bounded(node: Node) -
     node.assert_nothing_is_held()
 
 
+def test_a_clock_that_is_set_back_while_a_job_runs_takes_no_gpu_time_from_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hours by the time since boot, in whose middle the clock went back by five."""
+    hour = 3600 * 10**9
+    node.prolog(7)
+    node.write_usage(7, gpu_busy_ns=2 * hour)
+    genuine, now_ns, boot_ns = time.clock_gettime_ns, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    boots = {time.CLOCK_BOOTTIME: boot_ns + 3 * hour}
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: boots.get(clock) or genuine(clock))
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns - 2 * hour)
+    assert node.epilog(7) == 0
+    record = node.record()
+    assert (record["usage"], record["gpu_busy_ns"]) == ("ok", 2 * hour)
+    assert abs(int(str(record["end_unix_ns"])) - int(str(record["start_unix_ns"])) - 3 * hour) < 10**9
+
+
 def test_a_clock_that_was_set_back_gives_a_record_that_accounting_takes(node: Node) -> None:
     node.prolog(7)
     ledger = common.open_ledger(node.settings)

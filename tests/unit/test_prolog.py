@@ -285,3 +285,15 @@ def test_two_prologs_at_once_never_give_the_same_memory_twice(node: Node) -> Non
         for job_id in jobs:
             assert node.epilog(job_id) == 0
     node.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("umask", ["077", "000"])
+def test_on_a_new_node_users_can_read_what_is_theirs_whatever_slurmds_umask_is(node: Node, umask: str) -> None:
+    assert not (node.root / "state").exists()
+    for stage in ("prolog", "epilog"):
+        command = [str(ROOT / "prolog" / stage), *node.arguments]
+        under = ["/bin/sh", "-c", f'umask {umask}; exec "$@"', "sh", *command]
+        assert subprocess.run(under, env=job_environment(7), check=False).returncode == 0
+    folders = (node.root / "state", node.root / "state" / "usage", node.root / "run", node.jobs)
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o755] * 4
+    assert (node.root / "state" / "usage" / "7.json").stat().st_mode & 0o007 == 0

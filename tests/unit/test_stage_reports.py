@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import syslog as syslog_module
 import time
 from pathlib import Path
 
 import pytest
 from agent_states import make_state
-from node_testbed import UID, UUIDS, Node, job_environment
+from node_testbed import ROOT, UID, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.out_of_service import DrainedGpu
@@ -303,3 +306,33 @@ def test_the_cluster_of_a_record_is_no_longer_than_a_name_can_be() -> None:
     for name, read in ((longest, longest), (longest + "c", ""), ("a b", ""), ("-._", "")):
         assert common.cluster_name(os.environ | {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": name}) == read
     assert common.cluster_name({"SLURM_JOB_ID": "7"}) == ""
+
+
+def test_a_slurmd_that_was_stopped_meanwhile_changes_nothing(node: Node) -> None:
+    """Nobody reads standard error any more: a refused job is refused, and a record waits for a full disk as ever."""
+    reader, unread = os.pipe()
+    os.close(reader)
+
+    def run(stage: str, **more: str) -> int:
+        command = [str(ROOT / "prolog" / stage), *node.arguments]
+        return subprocess.run(
+            command, env=job_environment(7) | more, stdout=unread, stderr=unread, check=False
+        ).returncode
+
+    assert run("prolog", **{c.ENV_CORES: "900"}) == 0
+    assert (node.jobs / "7" / c.FILE_REFUSED).exists()
+    assert run("epilog") == 0
+    assert run("prolog") == 0
+    shutil.rmtree(node.root / "state")
+    (node.root / "state").write_text("not a directory")
+    assert run("epilog") == 0
+    os.close(unread)
+    node.assert_nothing_is_held()
+    assert len(usage_spool.waiting(node.settings.run_dir)) == 1
+
+
+def test_bytes_that_are_no_text_stop_no_line_of_syslog(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(syslog_module, "syslog", lambda _level, line: lines.append(line.encode().decode()))
+    admin_log.to_syslog(admin_log.WARNING, "a user's \udcff\0 and \u00e9")
+    assert lines == [f"{c.ERROR_PREFIX}a user's ?? and \u00e9"]

@@ -151,6 +151,22 @@ def test_a_running_job_is_told_what_it_uses_now(
     assert ("damaged" in lines[-1]) == damaged
 
 
+def test_a_clock_that_was_set_back_is_no_damage_and_no_negative_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node.make(tmp_path)
+    node.prolog(7)
+    node.write_usage(7, gpu_busy_ns=1800 * 10**9)
+    genuine, now_ns, boot_ns = time.clock_gettime_ns, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    boots = {time.CLOCK_BOOTTIME: boot_ns + 3600 * 10**9}
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: boots.get(clock) or genuine(clock))
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns - 5 * 3600 * 10**9)
+    result: Result = CliRunner().invoke(main, ["usage", "7"], env={"HAMI_HPC_CONFIG": str(node.config)})
+    assert re.match(r"Job 7, running for 0[01]:(00:0|59:5)\d on ", result.stdout)
+    assert "busy for 00:30:00: 50.0 % of the GPU" in result.stdout
+    assert "damaged" not in result.stdout
+
+
 def test_durations_are_written_as_slurm_writes_them() -> None:
     assert [duration(s) for s in (0, 59.6, 3661, 90061)] == ["00:00:00", "00:01:00", "01:01:01", "1-01:01:01"]
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores usage records: what ended vGPU jobs used, read from copies of the nodes' usage spools.
 
-A record is identified by cluster, job, GPU and start, so reading it again changes nothing. Records of an older
+A record is identified by cluster, job, GPU and start, so reading it again changes nothing. Of two that differ the one
+that ended later counts, then the one read later. Records of an older
 hami_hpc do not say their cluster; then the caller may.
 """
 
@@ -49,9 +50,9 @@ def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collecte
         # What ended before the store's names were taken out is there already, under other numbers.
         place, from_ns = list(FIELDS).index("end_unix_ns"), manifest.anonymous_before_s * 1_000_000_000
         new = [row for row in rows if int(row[place]) >= from_ns]
-        before, after = _merge(root, manifest.of(store_files.USED), cluster, new, root / name)
+        before, after, changed = _merge(root, manifest.of(store_files.USED), cluster, new, root / name)
         others = tuple(file for file in manifest.files if file.kind != store_files.USED)
-        if after != before:
+        if changed:
             store_files.commit(root, replace(manifest, files=(*others, DataFile(store_files.USED, name, "", after))))
         if remove:
             remove_files(files)
@@ -107,8 +108,9 @@ def _of_cluster(
 
 def _merge(
     root: Path, files: Sequence[DataFile], cluster: str, rows: Sequence[tuple[int | str, ...]], target: Path
-) -> tuple[int, int]:
-    """Writes the old and new records, each once, to ``target``. Returns how many there were and how many there are."""
+) -> tuple[int, int, int]:
+    """Writes the old and new records, each once, to ``target``. Returns how many there were, how many there are, and
+    how many of these are new or differ from what there was."""
     con = connect()
     selected = ", ".join(
         f'unnest(${index}::{kind}[]) AS "{name}"' for index, (name, kind) in enumerate(FIELDS.items(), 1)
@@ -119,11 +121,15 @@ def _merge(
     known = stored(root, store_files.Manifest(files=tuple(files)))
     key = "cluster, job_id, gpu_uuid, start_unix_ns"
     con.execute(
-        f"CREATE TEMP TABLE merged AS FROM (SELECT * FROM {known} UNION ALL BY NAME SELECT * FROM new) "
-        f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY end_unix_ns DESC, gpu_busy_ns DESC) = 1"
+        f"CREATE TEMP TABLE merged AS SELECT * EXCLUDE is_new FROM (SELECT *, false AS is_new FROM {known} "
+        f"UNION ALL BY NAME SELECT *, true AS is_new FROM new) QUALIFY row_number() OVER (PARTITION BY {key} "
+        "ORDER BY end_unix_ns DESC, is_new DESC, gpu_busy_ns DESC) = 1"
     )
-    counts = con.execute(f"SELECT (SELECT count(*) FROM {known}), (SELECT count(*) FROM merged)").fetchone()
+    counts = con.execute(
+        f"SELECT (SELECT count(*) FROM {known}), (SELECT count(*) FROM merged), (SELECT count(*) FROM "
+        f"(SELECT * FROM merged SEMI JOIN new USING ({key}) EXCEPT SELECT * FROM {known} SEMI JOIN new USING ({key})))"
+    ).fetchone()
     con.execute(f"COPY merged TO {literal(str(target))} (FORMAT parquet, COMPRESSION zstd)")
     con.close()
     assert counts is not None
-    return counts[0], counts[1]
+    return counts[0], counts[1], counts[2]

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from hami_hpc.accounting.documents import invoice_files
+from hami_hpc.accounting.store import store_files, undo
 
 from .samples import HOUR, Job, write_export
 from .test_commands import RATES, T0, _run, site
@@ -61,6 +63,26 @@ def test_a_changed_month_leaves_the_invoice_until_correct_is_asked_for(site: Pat
     assert (note["refers_to"], new["refers_to"]) == (kept["number"][:-1] + "2",) * 2
     again = _run(*MONTH, "--correct", "--format", "json", *issued)
     assert json.loads(again.stdout) == [kept, new]
+
+
+def test_an_ingest_that_is_taken_back_meanwhile_is_on_no_invoice(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the command looked whether the month was read, and before it has the store to itself."""
+    store = _ingest(site, PHYS)
+    manifest = store_files.read_manifest(store[1])
+    before = replace(manifest.ingests[-1], read_until_s={"sacct:": T0 + 86400})
+    read = replace(manifest, read_until_s={"sacct:": T0 + 60 * 86400}, ingests=(before,))
+    store_files.commit(store[1], read)
+    locked = store_files.locked
+
+    def locked_after_an_undo(root: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(store_files, "locked", locked)
+        undo.undo(root)
+        return locked(root)
+
+    monkeypatch.setattr(store_files, "locked", locked_after_an_undo)
+    refused = _run(*MONTH, *store)
+    assert (refused.exit_code, "only up to within 2026-09; run hami-hpc ingest" in refused.stderr) == (1, True)
+    assert not (store[1] / "register.json").exists()
 
 
 def test_a_draft_shows_what_stands_and_the_difference(site: Path, issued: tuple[str, Path]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hami_hpc.accounting.sources import usage_records
-from hami_hpc.accounting.store import usage_table
+from hami_hpc.accounting.store import job_records, store_files, usage_table
 
 from .test_efficiency import _record, _spool
 
@@ -120,3 +120,20 @@ def test_a_name_with_commands_for_the_terminal_is_shown_without_them(tmp_path: P
     (spool / "\x1b[2J\n.json").write_text("x", encoding="utf-8")
     (fault,) = usage_table.collect(tmp_path / "s", spool, "c1", False).faults
     assert fault.startswith(f"{spool}/?[2J?.json: is not JSON")
+
+
+def test_another_version_of_a_known_record_is_stored_before_its_file_is_removed(tmp_path: Path) -> None:
+    """With the end of the first, as of a record that was put right on the node: the one read later counts."""
+    for number, faults in enumerate((0, 79, 0, 79)):
+        spool = _spool(tmp_path / f"u{number}", _record(1) | {"gpu_fault": faults}, _record(2))
+        collected = usage_table.collect(tmp_path / "s", spool, "c1", True)
+        assert (collected.added, collected.known) == ((2, 0) if not number else (0, 2))
+        assert not list(spool.rglob("*.json"))
+        records = job_records.from_store(tmp_path / "s", None, 256)
+        assert records.con.execute(f"SELECT job_id, gpu_fault FROM {records.used} ORDER BY 1").fetchall() == [
+            (1, faults),
+            (2, 0),
+        ]
+    generation = store_files.read_manifest(tmp_path / "s").generation
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "again", _record(2)), "c1", False)
+    assert store_files.read_manifest(tmp_path / "s").generation == generation
