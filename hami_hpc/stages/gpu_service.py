@@ -128,14 +128,15 @@ def _changed(
 
 
 def _occupied(settings: Settings, node: placeholders.Node) -> occupy.Occupation:
-    """Runs occupy, after the process that a prolog or epilog may have started."""
+    """Runs occupy, after the process that a prolog or epilog may have started. Raises as occupy does; HeldError with
+    all of the time for which it waited."""
     end = time.monotonic() + WAIT_S
     while True:
         try:
             return occupy.occupy(settings, node, max(1.0, end - time.monotonic()))
         except locks.HeldError:
             if time.monotonic() > end:
-                raise
+                raise locks.HeldError(f"{settings.run_dir}/{occupy.LOCK}", WAIT_S) from None
 
 
 def jobs_on(held: tuple[Holding, ...], slurm_index: int) -> list[int]:

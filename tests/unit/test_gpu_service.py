@@ -166,7 +166,7 @@ def test_one_who_asks_for_a_gpu_waits_for_the_process_that_fills_it_and_not_for_
     assert len(given) == 3
     assert all(gpu_service.WAIT_S - 5 < seconds <= gpu_service.WAIT_S for seconds in given)
     monkeypatch.setattr(gpu_service, "WAIT_S", 0.0)
-    with pytest.raises(locks.HeldError):
+    with pytest.raises(locks.HeldError, match=r"/drained-gpus\.lock: another process has held it for over 0 s"):
         gpu_service.resume(node.settings, slurm, "0")
     assert given[3:] == [1.0], "what has begun has a second at least"
 
