@@ -265,8 +265,16 @@ def parse_squeue(text: str) -> list[JobRow]:
 
 def record_of(text: str, job_id: int) -> str:
     """Returns the part of `scontrol --details show job` about one job id; "" when there is none."""
-    parts = re.split(r"^(?=JobId=\d+ )", text, flags=re.MULTILINE)
-    return next((part for part in parts if part.startswith(f"JobId={job_id} ")), "")
+    return records(text).get(job_id, "")
+
+
+def records(text: str) -> dict[int, str]:
+    """Returns the parts of `scontrol --details show job` by job id; of two for one id the first."""
+    found: dict[int, str] = {}
+    for part in re.split(r"^(?=JobId=\d+ )", text, flags=re.MULTILINE):
+        if (match := re.match(r"JobId=(\d{1,18}) ", part)) is not None:
+            found.setdefault(int(match[1]), part)
+    return found
 
 
 def value(record: str, key: str) -> str:

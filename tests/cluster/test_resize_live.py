@@ -149,6 +149,7 @@ def test_a_task_of_an_array_is_resized_by_its_name_by_its_user_and_on_its_node_b
     array = jobs.submit(cluster, USER, "--array=1-2", "--gres=vgpu:mem=2G,cores=10", script="sleep 600")
     task_2 = f"{array}_2"
     jobs.wait(cluster, lambda: "running" in hami(cluster, USER, "trace", task_2).out, "the task")
+    assert hami(cluster, USER, "explain", str(array)).out.count("  where      node1, GPU ") == 2
     raw = jobs.admin(cluster, "squeue", "-h", "-j", task_2, "-o", "%A").strip()
     done = resize(cluster, task_2, "mem=1G")
     assert done.out == f"{cluster.node}: job {raw} has 1024 MiB and 10 % of GPU 0 (before: 2048 MiB and 10 %)\n", done
