@@ -187,6 +187,10 @@ def test_nothing_of_a_gpu_is_held_that_replaced_one_out_of_service(node: Node) -
     assert [(held.slurm_index, held.shards) for held in slurm.held] == [(1, 559)]
     assert gpu_service.resume(node.settings, slurm, "1") == f"{NAMES[1]} is in service again"
     assert (slurm.held, drained_gpus.read(node.settings.state_dir)) == ([], (gone,))
+    assert gpu_service.resume(node.settings, slurm, "1") == (
+        f"{NAMES[1]} is in service, as before. GPU 1 (GPU-gone), which had that number, is still listed as out of "
+        "service: hami-hpc gpu resume GPU-gone takes it off the list"
+    )
     assert gpu_service.resume(node.settings, slurm, gone.uuid) == "GPU 1 (GPU-gone) is in service again"
     assert drained_gpus.read(node.settings.state_dir) == ()
 
