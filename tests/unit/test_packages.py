@@ -350,6 +350,23 @@ def test_what_an_ordinary_user_unpacked_is_roots_and_for_everybody_to_read(unpac
         assert (root / "usr" / name).stat().st_mode & 0o777 == 0o755
 
 
+def test_the_parts_of_another_tarball_that_stay_as_they_were_are_named(
+    made: tuple[release.Release, Path], unpacked: Path, tmp_path: Path
+) -> None:
+    """Such as the interposer where only the controller's tarball is installed anew."""
+    root = tmp_path / "root"
+    assert "still of before" not in install(unpacked, root).stdout
+    packaged = root / "usr/lib/hami-hpc/packaged"
+    packaged.write_text(packaged.read_text().replace("1.0", "0.9"))
+    path = tarball.build("controller", made[1], tmp_path, made[0])
+    subprocess.run(("tar", "-xzf", path, "-C", tmp_path), check=True)
+    controller = tmp_path / tarball.name_of("controller", made[0])
+    said = install(controller, root).stdout
+    assert "install: still of before (hami-hpc 0.9, plugins for Slurm " in said
+    assert "): node. All parts of a machine have one version: install that tarball of 1.0, too\n" in said
+    assert "still of before" not in install(controller, root).stdout
+
+
 def test_below_a_link_the_copy_before_stays_for_what_still_runs(unpacked: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to("disk")
