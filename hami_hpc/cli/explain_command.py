@@ -25,6 +25,7 @@ from hami_hpc.node import turn_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import cluster_view, commands
 from hami_hpc.slurm.cluster_view import NO_VALUES, JobRow
+from hami_hpc.slurm.job_runs import records_of
 from hami_hpc.slurm.lines import names_node
 
 JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?")
@@ -59,9 +60,10 @@ def read_jobs(name: str) -> list[Job]:
         raise Failure(
             f"job {name} belongs to {rows[0].user}: only they and root get it explained; see squeue -j {name}"
         )
+    records = records_of(name, rows)
     jobs = []
     for row in sorted(rows, key=lambda row: row.job_id):
-        record = cluster_view.record_of(commands.show_jobs(str(row.job_id)), row.job_id)
+        record = records[row.job_id]
         units = cluster_view.value(record, "AllocTRES") or cluster_view.value(record, "ReqTRES")
         units = units or cluster_view.value(record, "TRES")
         nodes = cluster_view.value(record, "NumNodes").partition("-")[0]

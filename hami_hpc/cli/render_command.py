@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -146,7 +147,7 @@ def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:
 
 
 def show_diff(folder: Path, files: Mapping[str, str]) -> bool:
-    """Prints what would change, and returns whether anything would."""
+    """Prints what would change, also of a file's rights or kind alone, and returns whether anything would."""
     differs = False
     for name, content in files.items():
         path = folder / name
@@ -155,9 +156,15 @@ def show_diff(folder: Path, files: Mapping[str, str]) -> bool:
             there.splitlines(True), content.splitlines(True), str(path) if there else "/dev/null", str(path)
         )
         text = "\n".join(colours.diff_line(line.removesuffix("\n")) for line in lines)
+        is_same = on_disk.state(path, content) is State.SAME
         if text:
             click.echo(text)
-        differs |= bool(text) or on_disk.state(path, content) is not State.SAME
+        elif not is_same:
+            status, mode = path.lstat(), on_disk.mode_of(content)
+            is_file = stat.S_ISREG(status.st_mode)
+            what = f"its mode {stat.S_IMODE(status.st_mode):04o} would be {mode:04o}" if is_file else "no link any more"
+            click.echo(f"{path}: the same content, {what}")
+        differs |= bool(text) or not is_same
     return differs
 
 

@@ -202,10 +202,19 @@ def ask_node(name: str, node: str, words: list[str]) -> int:
         "--gres=none",
     )
     call = ("srun", "--quiet", *options, "hami-hpc", "trace", name, *words)
+    environment = cluster_view.environment_for_step(os.environ)
     try:
-        return subprocess.run(call, stdin=subprocess.DEVNULL, timeout=SRUN_TIMEOUT_S, check=False).returncode
+        return subprocess.run(
+            call, env=environment, stdin=subprocess.DEVNULL, timeout=SRUN_TIMEOUT_S, check=False
+        ).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Failure(f"{' '.join(call)}: {error}") from error
+
+
+def check_name(job: str) -> None:
+    """Raises click.BadParameter for what is no id of one job."""
+    if JOB.fullmatch(job) is None:
+        raise click.BadParameter(f"{job!r} is no job id such as 4711, 4711_3 or 4711+1", param_hint="'JOB'")
 
 
 @command("trace")
@@ -222,8 +231,7 @@ def trace(job: str, wanted: int | None, node: str | None, form: str, config: Pat
     JOB is 4711, 4711_3 of an array, or 4711+1 of a heterogeneous job. On the job's node its user and root see every
     step; elsewhere, and of others' jobs, there is what Slurm shows.
     """
-    if JOB.fullmatch(job) is None:
-        raise click.BadParameter(f"{job!r} is no job id such as 4711, 4711_3 or 4711+1", param_hint="'JOB'")
+    check_name(job)
     if node is not None:
         words = [f"--format={form}", *([f"--run={wanted}"] if wanted else [])]
         sys.exit(ask_node(job, node, words + ([f"--config={config.absolute()}"] if config else [])))

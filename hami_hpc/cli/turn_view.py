@@ -18,7 +18,6 @@ from hami_hpc.node.config import Settings
 from hami_hpc.slurm import cluster_view, commands
 
 ASK_S = 10  # a step of an overlapping job begins in some tenths of a second; a suspended one never does
-KEPT = ("SLURM_CONF",)
 
 
 def here(settings: Settings | None, job_id: int) -> str | None:
@@ -48,12 +47,10 @@ def usage_command(job_id: int, shown: str, nodes: int = 1) -> list[str]:
 
 def asked(job_id: int, shown: str, nodes: int) -> list[str]:
     """Asks a running job's nodes, as its user. Returns a line for each node that answers in time. Never fails."""
-    # What this process may have from a job of its own is not for the step's request.
-    environment = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("SLURM_")}
     try:
         done = subprocess.run(
             [*usage_command(job_id, shown, nodes), "--format", "json"],
-            env=environment,
+            env=cluster_view.environment_for_step(os.environ),
             capture_output=True,
             text=True,
             errors="replace",

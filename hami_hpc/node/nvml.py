@@ -67,7 +67,12 @@ def read_devices() -> tuple[Device, ...]:
         handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
         return tuple(device_of(nvml, handle) for handle in handles)
     except nvml.NVMLError as error:
-        raise NodeError(f"NVML failed while listing GPUs ({error}). Check with nvidia-smi and dmesg (Xid)") from error
+        from hami_hpc.node import lost_gpus
+
+        which = lost_gpus.named(nvml)
+        raise NodeError(
+            f"NVML failed while listing GPUs ({error}){which}. Check with nvidia-smi and dmesg (Xid)"
+        ) from error
     finally:
         nvml.nvmlShutdown()
 

@@ -21,6 +21,7 @@ from hami_hpc.slurm.lines import split_list
 
 SQUEUE_FIELDS = ("%A", "%i", "%F", "%K", "%U", "%u", "%T", "%P", "%q", "%M", "%l", "%S", "%V", "%N", "%r")
 SQUEUE_FORMAT = "|".join(SQUEUE_FIELDS)
+TO_REACH_SLURM = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # variables by which srun finds slurmctld
 NO_VALUES = ("", "(null)", "N/A", "n/a", "None", "Unknown")
 _PER_GPU = re.compile(rf"(?:^|,){c.GRES_SHARD}(?::[^,]*?)?:\d+\(((?:-|\d+)/\d+(?:,(?:-|\d+)/\d+)*)\)")
 _WHOLE = re.compile(r"(?:^|,)gpu(?::[^,]*?)?:\d+\(IDX:([\d,-]+)\)")
@@ -66,6 +67,16 @@ def in_job(shown: str, job_id: int) -> tuple[str, ...]:
     number."""
     first, plus, offset = shown.partition("+")
     return (f"--jobid={first}", f"--het-group={offset}") if plus else (f"--jobid={job_id}",)
+
+
+def environment_for_step(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of an srun for a step of any job, without what the caller may have from a job of its own:
+    srun would take it for options of that step."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in TO_REACH_SLURM or not name.startswith(("SLURM_", "SRUN_"))
+    }
 
 
 def printable(text: str) -> str:
@@ -254,8 +265,16 @@ def parse_squeue(text: str) -> list[JobRow]:
 
 def record_of(text: str, job_id: int) -> str:
     """Returns the part of `scontrol --details show job` about one job id; "" when there is none."""
-    parts = re.split(r"^(?=JobId=\d+ )", text, flags=re.MULTILINE)
-    return next((part for part in parts if part.startswith(f"JobId={job_id} ")), "")
+    return records(text).get(job_id, "")
+
+
+def records(text: str) -> dict[int, str]:
+    """Returns the parts of `scontrol --details show job` by job id; of two for one id the first."""
+    found: dict[int, str] = {}
+    for part in re.split(r"^(?=JobId=\d+ )", text, flags=re.MULTILINE):
+        if (match := re.match(r"JobId=(\d{1,18}) ", part)) is not None:
+            found.setdefault(int(match[1]), part)
+    return found
 
 
 def value(record: str, key: str) -> str:

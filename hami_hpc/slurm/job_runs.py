@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hami_hpc.contract import constants as c
@@ -137,12 +138,23 @@ def _sacct(job: str) -> str:
     return done.stdout
 
 
+def records_of(job: str, rows: Sequence[cluster_view.JobRow], time_format: str = "") -> dict[int, str]:
+    """Returns scontrol's record of each of a job's rows, by the row's job id. One question to slurmctld is for all
+    tasks of an array, or parts of a heterogeneous job. Raises NodeError as commands.show_jobs."""
+    found = cluster_view.records(commands.show_jobs(job, time_format)) if len(rows) > 1 else {}
+    missing = [row.job_id for row in rows if row.job_id not in found]
+    return found | {
+        job_id: cluster_view.record_of(commands.show_jobs(str(job_id), time_format), job_id) for job_id in missing
+    }
+
+
 def _from_controller(job: str) -> list[Run]:
     """Returns the present run of a job as slurmctld shows it, also without accounting."""
     rows = cluster_view.of_name(cluster_view.parse_squeue(commands.queue_rows(job, cluster_view.SQUEUE_FORMAT)), job)
+    records = records_of(job, rows, "%s")
     runs = []
     for row in rows:
-        record = cluster_view.record_of(commands.show_jobs(str(row.job_id), "%s"), row.job_id)
+        record = records[row.job_id]
         units = cluster_view.value(record, "AllocTRES") or cluster_view.value(record, "TRES")
         runs.append(
             Run(

@@ -102,7 +102,14 @@ def resume(settings: Settings, node: placeholders.Node, word: str) -> str:
         text = f"{name} is in service again. It was out of service: {entry.reason}"
         events.write(settings.state_dir, "gpu", "gpu_resume", text=text, gpu_uuid=entry.uuid)
     _occupied(settings, node)
-    return f"{name} is in service" + (" again" if was_out else ", as before")
+    gone = [other for other in drained_gpus.read(settings.state_dir) if not was_out and word == str(other.minor)]
+    more = "".join(
+        f". {name_of(other)}, which had that number, is still listed as out of service: hami-hpc gpu resume "
+        f"{other.uuid} takes it off the list"
+        for other in gone
+        if other.uuid != entry.uuid
+    )
+    return f"{name} is in service" + (" again" if was_out else f", as before{more}")
 
 
 def name_of(entry: DrainedGpu) -> str:
@@ -128,14 +135,15 @@ def _changed(
 
 
 def _occupied(settings: Settings, node: placeholders.Node) -> occupy.Occupation:
-    """Runs occupy, after the process that a prolog or epilog may have started."""
+    """Runs occupy, after the process that a prolog or epilog may have started. Raises as occupy does; HeldError with
+    all of the time for which it waited."""
     end = time.monotonic() + WAIT_S
     while True:
         try:
             return occupy.occupy(settings, node, max(1.0, end - time.monotonic()))
         except locks.HeldError:
             if time.monotonic() > end:
-                raise
+                raise locks.HeldError(f"{settings.run_dir}/{occupy.LOCK}", WAIT_S) from None
 
 
 def jobs_on(held: tuple[Holding, ...], slurm_index: int) -> list[int]:

@@ -21,8 +21,9 @@ LOOK_S = 0.02
 def swap(settings: Settings, job_id: int, *, out: bool, wait_s: float) -> str:
     """Moves the memory of all processes of the job on this node, and returns one line about it when that is done.
 
-    Raises JobError when the job cannot be moved, or a process of it is not within `wait_s`: then all of it stays on the
-    GPU. Raises NodeError for what is wrong with the node; also when memory that should come back has not yet.
+    Raises JobError when the job cannot be moved, or a process of it is not within `wait_s`, or on Ctrl-C: then all of
+    it stays on the GPU. Raises NodeError for what is wrong with the node; also when memory that should come back has
+    not yet.
     """
     grant = movable(settings, job_id)
     before, after = order(settings, grant, change_of(settings, "out" if out else "in"))
@@ -30,14 +31,20 @@ def swap(settings: Settings, job_id: int, *, out: bool, wait_s: float) -> str:
         return f"job {job_id} is suspended: its memory comes back when Slurm resumes it"
     if not out and after == c.SWAP_TURN and swapped.processes(settings.run_dir, grant):
         return f"job {job_id}: its memory comes back when {rules.UNTIL[after]}"
-    found = wait(settings, grant, out=out, wait_s=wait_s)
+    # Others may have its place by now: the agent gives it back, if it is still there.
+    back = {after: c.SWAP_TURN if settings.memory_scaling > 1 and before == c.SWAP_IN else before}
+    try:
+        found = wait(settings, grant, out=out, wait_s=wait_s)
+    except KeyboardInterrupt as error:
+        if out:
+            order(settings, grant, back)
+            raise JobError(f"interrupted: the memory of job {job_id} goes back to where it was") from error
+        raise
     if after == c.SWAP_TURN and not found:
         return f"job {job_id} has no process on the GPU; those that come wait until {rules.UNTIL[after]}"
     if not rules.is_done(found, out=out):
         if out:
-            # Others may have its place by now: the agent gives it back, if it is still there.
-            back = c.SWAP_TURN if settings.memory_scaling > 1 and before == c.SWAP_IN else before
-            order(settings, grant, {after: back})
+            order(settings, grant, back)
             raise JobError(rules.failure(job_id, found, out=out))
         raise NodeError(rules.failure(job_id, found, out=out))
     text = rules.line(job_id, found, out=out, until=f"hami-hpc swap in {job_id}")

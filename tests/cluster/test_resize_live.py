@@ -16,8 +16,8 @@ USER, OTHER = "games", "news"
 JOB = ("--ntasks=4", "--gres=vgpu:mem=8G,cores=50")
 
 
-def resize(layout: Layout, job: int, *words: str, user: str = USER) -> jobs.Done:
-    return hami(layout, user, "resize", str(job), *words)
+def resize(layout: Layout, job: int | str, *words: str, user: str = USER, **environment: str) -> jobs.Done:
+    return hami(layout, user, "resize", str(job), *words, **environment)
 
 
 def running(layout: Layout, script: str, *options: str) -> int:
@@ -130,6 +130,32 @@ def test_root_resizes_it_on_its_node(cluster: Layout) -> None:
     assert said == f"job {job} has 2048 MiB and 50 % of GPU 0 (before: 8192 MiB and 50 %)\n"
     assert "2048" in jobs.admin(cluster, "hami-hpc", "jobs")
     end(cluster, job)
+
+
+def test_what_a_job_has_in_its_environment_is_not_for_the_step_that_resizes_it(cluster: Layout) -> None:
+    """A job that resizes itself, and one of another size from which it is done: Slurm's variables of a job would be
+    options of that step."""
+    job = running(cluster, "env | grep -E '^S(LURM|RUN)_' | grep -v ' ' >variables")
+    variables = cluster.home / USER / "variables"
+    jobs.wait(cluster, lambda: variables.is_file() and "SLURM_NTASKS=4" in variables.read_text(), "the variables")
+    of_job = dict(line.split("=", 1) for line in variables.read_text().splitlines())
+    done = resize(cluster, job, "mem=10G", **of_job, SLURM_CPUS_PER_TASK="64", SLURM_LABELIO="1")
+    assert (done.status, done.err) == (0, ""), done.text
+    assert done.out == f"{cluster.node}: job {job} has 10240 MiB and 50 % of GPU 0 (before: 8192 MiB and 50 %)\n"
+    end(cluster, job)
+
+
+def test_a_task_of_an_array_is_resized_by_its_name_by_its_user_and_on_its_node_by_root(cluster: Layout) -> None:
+    array = jobs.submit(cluster, USER, "--array=1-2", "--gres=vgpu:mem=2G,cores=10", script="sleep 600")
+    task_2 = f"{array}_2"
+    jobs.wait(cluster, lambda: "running" in hami(cluster, USER, "trace", task_2).out, "the task")
+    assert hami(cluster, USER, "explain", str(array)).out.count("  where      node1, GPU ") == 2
+    raw = jobs.admin(cluster, "squeue", "-h", "-j", task_2, "-o", "%A").strip()
+    done = resize(cluster, task_2, "mem=1G")
+    assert done.out == f"{cluster.node}: job {raw} has 1024 MiB and 10 % of GPU 0 (before: 2048 MiB and 10 %)\n", done
+    said = jobs.admin(cluster, "hami-hpc", "resize", task_2, "mem=512M", "--node", cluster.node)
+    assert said == f"job {raw} has 512 MiB and 10 % of GPU 0 (before: 1024 MiB and 10 %)\n"
+    jobs.admin(cluster, "scancel", str(array))
 
 
 def test_sbatch_and_salloc_do_not_know_the_option(cluster: Layout) -> None:

@@ -30,8 +30,8 @@ main()
 SLEEP = "sleep 600"
 
 
-def hami(layout: Layout, user: str, *words: str) -> jobs.Done:
-    environment = {"HAMI_HPC_CONFIG": str(layout.site_config), "PYTHONPATH": str(CHECKOUT)}
+def hami(layout: Layout, user: str, *words: str, **variables: str) -> jobs.Done:
+    environment = {"HAMI_HPC_CONFIG": str(layout.site_config), "PYTHONPATH": str(CHECKOUT), **variables}
     return jobs.run_as(layout, "root", (str(PYTHON), "-c", AS_USER, user, *words), environment)
 
 

@@ -16,7 +16,7 @@ from test_cluster_view import JOBS, NODES
 from hami_hpc.cli import main
 from hami_hpc.core.asked import decode, has_features, needed_features
 from hami_hpc.errors import NodeError
-from hami_hpc.slurm import commands
+from hami_hpc.slurm import cluster_view, commands
 from hami_hpc.slurm.cluster_view import SQUEUE_FORMAT
 
 ABSENT_NODES = commands.absent_nodes
@@ -165,6 +165,27 @@ def test_an_slo_that_the_job_asked_for_is_named(tmp_path: Path, monkeypatch: pyt
         asked = lines(tmp_path, 15)["asked"]
         assert "class lc, type h200, requests within 10ms (vgpu:" in asked
         assert asked.endswith(",cores=30,slo=10ms)")
+
+
+def test_all_tasks_of_an_array_are_one_question_to_slurmctld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = range(100, 400)
+    of_14 = cluster_view.record_of(JOBS, 14)
+    queue = "\n".join(QUEUE[14].replace("14|14|14|N/A", f"{task}|100_{task}|100|{task}") for task in tasks)
+    text = "".join(of_14.replace("JobId=14 ", f"JobId={task} ArrayJobId=100 ArrayTaskId={task} ") for task in tasks)
+    asked: list[str] = []
+    monkeypatch.setattr(commands, "queue_rows", lambda _job, _form: queue)
+
+    def show_jobs(job: str, *_time_format: str) -> str:
+        asked.append(job)
+        return text
+
+    monkeypatch.setattr(commands, "show_jobs", show_jobs)
+    shown = explain(tmp_path, "100")
+    assert shown.stdout.count("beyond 8,192 MiB") == len(tasks)
+    assert asked == ["100"]
+    asked.clear()
+    assert "name one of 100_100, 100_101" in CliRunner().invoke(main, ["trace", "100"]).output
+    assert asked == ["100"]
 
 
 def test_one_component_of_a_heterogeneous_job_is_explained_alone(tmp_path: Path, slurm: dict[int, str]) -> None:

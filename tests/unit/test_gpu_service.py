@@ -166,7 +166,7 @@ def test_one_who_asks_for_a_gpu_waits_for_the_process_that_fills_it_and_not_for_
     assert len(given) == 3
     assert all(gpu_service.WAIT_S - 5 < seconds <= gpu_service.WAIT_S for seconds in given)
     monkeypatch.setattr(gpu_service, "WAIT_S", 0.0)
-    with pytest.raises(locks.HeldError):
+    with pytest.raises(locks.HeldError, match=r"/drained-gpus\.lock: another process has held it for over 0 s"):
         gpu_service.resume(node.settings, slurm, "0")
     assert given[3:] == [1.0], "what has begun has a second at least"
 
@@ -187,6 +187,10 @@ def test_nothing_of_a_gpu_is_held_that_replaced_one_out_of_service(node: Node) -
     assert [(held.slurm_index, held.shards) for held in slurm.held] == [(1, 559)]
     assert gpu_service.resume(node.settings, slurm, "1") == f"{NAMES[1]} is in service again"
     assert (slurm.held, drained_gpus.read(node.settings.state_dir)) == ([], (gone,))
+    assert gpu_service.resume(node.settings, slurm, "1") == (
+        f"{NAMES[1]} is in service, as before. GPU 1 (GPU-gone), which had that number, is still listed as out of "
+        "service: hami-hpc gpu resume GPU-gone takes it off the list"
+    )
     assert gpu_service.resume(node.settings, slurm, gone.uuid) == "GPU 1 (GPU-gone) is in service again"
     assert drained_gpus.read(node.settings.state_dir) == ()
 

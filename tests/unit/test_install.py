@@ -20,7 +20,8 @@ DEFAULT = b"/usr/lib/hami-hpc", b"/usr/libexec/hami-hpc", b"/usr/share/hami-hpc"
 
 @dataclass(frozen=True)
 class Installation:
-    """`prefix` on this machine; `printed` by a second make install over the first.
+    """`prefix` on this machine, a link; `printed` by a second make install over the first; `before` was its venv until
+    then.
 
     `epilogs` are what the installed epilog said of settings that do not exist, over and over during that second one.
     """
@@ -28,6 +29,7 @@ class Installation:
     prefix: Path
     printed: str
     epilogs: list[str]
+    before: Path
 
     def file(self, name: str) -> Path:
         return self.prefix / name
@@ -54,7 +56,9 @@ def _own_plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     base = tmp_path_factory.mktemp("install")
+    (base / "disk").mkdir()
     prefix = base / "opt"
+    prefix.symlink_to("disk")
     seed_venv(prefix / "lib/hami-hpc/venv")
     places = {"PREFIX": str(prefix), "SYSCONFDIR": str(base / "etc"), "PLUGINDIR": str(prefix / "slurm")}
     make_install(**places)
@@ -65,13 +69,14 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     epilogs: list[str] = []
     is_installed = threading.Event()
     runner = threading.Thread(target=run_epilogs, args=(prefix, epilogs, is_installed))
+    before = (prefix / "lib/hami-hpc/venv").resolve()
     runner.start()
     try:
         printed = make_install(**places)
     finally:
         is_installed.set()
         runner.join()
-    return Installation(prefix, printed, epilogs)
+    return Installation(prefix, printed, epilogs, before)
 
 
 def named_elsewhere(folder: Path) -> list[str]:
@@ -166,6 +171,11 @@ def test_stages_that_start_while_hami_hpc_is_installed_again_are_whole(installat
     texts = set(installation.epilogs)
     assert len(texts) == 1, texts
     assert "/nonexistent/hami-hpc.toml cannot be read" in texts.pop()
+
+
+def test_the_python_modules_of_before_stay_for_what_still_runs(installation: Installation) -> None:
+    now = installation.file("lib/hami-hpc/venv").resolve()
+    assert sorted(now.parent.glob("venv-*")) == sorted([installation.before, now])
 
 
 def test_the_filters_find_their_parts_from_there(installation: Installation) -> None:

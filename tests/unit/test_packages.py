@@ -244,7 +244,8 @@ def test_a_tarball_installs_upgrades_and_is_removed_again(unpacked: Path, tmp_pa
     assert said.stdout.startswith(b"hami-hpc, version")
     assert (root / "etc/ld.so.preload").read_bytes() == b""
 
-    (unpacked / "node/usr/lib/hami-hpc/hami-hpc-measure").unlink()  # the next version no longer has this file
+    measure = unpacked / "node/usr/lib/hami-hpc/hami-hpc-measure"
+    measure.rename(measure.with_name("hami-hpc-measured"))  # the next version has one whose path begins with this one's
     sums = unpacked / "SHA256SUMS"
     sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "hami-hpc-measure" not in line))
     edited = root / "usr/libexec/hami-hpc/in-use"
@@ -330,6 +331,52 @@ def test_an_install_that_was_killed_is_finished_by_the_next(unpacked: Path, tmp_
     lines = (root / "usr/lib/hami-hpc/manifest").read_text().splitlines()
     assert len(lines) == len({*lines})
     assert all(len(line.split("  ")[0]) == 64 for line in lines)
+
+
+def test_what_an_ordinary_user_unpacked_is_roots_and_for_everybody_to_read(unpacked: Path, tmp_path: Path) -> None:
+    """tar gives files to whoever unpacks them, and takes the umask from their modes."""
+    root = tmp_path / "root"
+    for path in (unpacked, *unpacked.rglob("*")):
+        if os.geteuid() == 0:
+            os.chown(path, 4711, 4711, follow_symlinks=False)
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
+    assert install(unpacked, root).returncode == 0
+    installed = [path for path in root.rglob("*") if path.name != ".lock"]
+    assert [path for path in installed if path.lstat().st_uid != os.geteuid()] == []
+    closed = [path for path in installed if not path.is_symlink() and path.stat().st_mode & 0o044 != 0o044]
+    assert closed == []
+    for name in ("libexec/hami-hpc/prolog", "bin/hami-hpc", "lib/hami-hpc/hami-hpc-watch"):
+        assert (root / "usr" / name).stat().st_mode & 0o777 == 0o755
+
+
+def test_the_parts_of_another_tarball_that_stay_as_they_were_are_named(
+    made: tuple[release.Release, Path], unpacked: Path, tmp_path: Path
+) -> None:
+    """Such as the interposer where only the controller's tarball is installed anew."""
+    root = tmp_path / "root"
+    assert "still of before" not in install(unpacked, root).stdout
+    packaged = root / "usr/lib/hami-hpc/packaged"
+    packaged.write_text(packaged.read_text().replace("1.0", "0.9"))
+    path = tarball.build("controller", made[1], tmp_path, made[0])
+    subprocess.run(("tar", "-xzf", path, "-C", tmp_path), check=True)
+    controller = tmp_path / tarball.name_of("controller", made[0])
+    said = install(controller, root).stdout
+    assert "install: still of before (hami-hpc 0.9, plugins for Slurm " in said
+    assert "): node. All parts of a machine have one version: install that tarball of 1.0, too\n" in said
+    assert "still of before" not in install(controller, root).stdout
+
+
+def test_below_a_link_the_copy_before_stays_for_what_still_runs(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "root").symlink_to("disk")
+    venv = tmp_path / "root/usr/lib/hami-hpc/venv"
+    used = []
+    for _ in range(3):
+        assert install(unpacked, tmp_path / "root").returncode == 0
+        used.append(venv.resolve())
+        assert [path.exists() for path in used[-2:]] == [True] * len(used[-2:])
+    assert not used[0].exists()
 
 
 def test_python_that_does_not_run_leaves_the_one_before_in_use(unpacked: Path, tmp_path: Path) -> None:

@@ -316,6 +316,19 @@ def test_diff_shows_and_changes_nothing(node: Node) -> None:
     assert "-NodeName=node1 Name=vgpu_cores Count=200" in render(node, "--diff", gpus="h200:1").output
 
 
+def test_diff_says_where_only_a_files_mode_or_kind_differs(node: Node) -> None:
+    """Such as files that were copied with umask 077, which sbatch could not read."""
+    render(node)
+    site, prolog = node.root / "etc/hami_hpc_site.lua", node.root / "etc/hami-hpc-prolog"
+    site.chmod(0o600)
+    prolog.rename(node.root / "elsewhere")
+    prolog.symlink_to(node.root / "elsewhere")
+    done = render(node, "--diff")
+    assert done.exit_code == 3
+    assert f"{site}: the same content, its mode 0600 would be 0644\n" in done.output
+    assert f"{prolog}: the same content, no link any more\n" in done.output
+
+
 def test_a_full_disk_leaves_the_old_file(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     render(node)
     before = snapshot(node.root / "etc")

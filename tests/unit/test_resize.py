@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from node_testbed import GPU_MIB, UID, UUIDS, Node, pair_environment
 from resized_node import HALF, HALF_MIB, MIB, SHARDS, hold, node, record, record_field, resize, sizes, uses
 
+from hami_hpc.cli import main
 from hami_hpc.contract import constants as c
 from hami_hpc.core import resize as rules
 from hami_hpc.core.grant import Grant
@@ -49,6 +51,14 @@ def test_a_size_is_memory_time_or_both(text: str, size: rules.Size) -> None:
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(HamiError, match=re.escape(rules.EXAMPLE) + "|Example|example"):
         rules.parse_size(text)
+
+
+@pytest.mark.parametrize("job", ["", "abc", "4711.batch", "4711,4712", "4711_[1-3]", "99999999999"])
+def test_what_is_no_job_id_is_refused_before_slurm_is_asked(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    done = CliRunner().invoke(main, ["resize", "--", job, "mem=8G"])
+    assert done.exit_code == 2
+    assert f"{job!r} is no job id such as 4711, 4711_3 or 4711+1" in " ".join(done.output.split())
 
 
 @given(st.text(max_size=60))

@@ -43,6 +43,21 @@ def test_a_slurm_that_is_not_debians_stays_the_only_one(tmp_path: Path, owner: s
         assert ("slurmrestd" in found) == (has_slurms and words == ("test",))
 
 
+def test_an_environment_that_was_half_made_is_made_again(tmp_path: Path) -> None:
+    """venv makes bin/python first, and pip some seconds later: a Ctrl-C between left a checkout that never built."""
+    checkout, programs = tmp_path / "checkout", tmp_path / "bin"
+    program(checkout / "scripts", "setup", (ROOT / "scripts/setup").read_text().partition("\n")[2])
+    (checkout / "pyproject.toml").touch()
+    program(checkout / ".venv/bin", "python", 'echo "No module named pip" >&2; exit 1')
+    program(programs, "dpkg-query", "echo installed")
+    program(programs, "python3", f'[ "$1" = -c ] || echo "$@" >>{tmp_path}/calls; cp {tmp_path}/whole $3/bin/python')
+    program(tmp_path, "whole", f"echo pip >>{tmp_path}/calls")
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    done = subprocess.run([checkout / "scripts/setup"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == ["-m venv .venv", "pip"]
+
+
 def test_nothing_is_ever_removed() -> None:
     """A package that conflicts with one of the machine's is not worth it: apt would remove the other."""
     (line,) = (line for line in (ROOT / "scripts/setup").read_text().splitlines() if "apt-get install -y" in line)

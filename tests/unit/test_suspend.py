@@ -83,6 +83,22 @@ def test_what_an_administrator_moved_out_stays_there(node: Node) -> None:
     assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_OUT
 
 
+@pytest.mark.parametrize("before", [c.SWAP_IN, c.SWAP_OUT])
+def test_an_administrator_who_presses_ctrl_c_leaves_the_job_as_it_was(
+    node: Node, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    def interrupted(*_words: object, **_more: object) -> list[rules.Process]:
+        assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_OUT
+        raise KeyboardInterrupt
+
+    if before == c.SWAP_OUT:
+        swap.swap(node.settings, JOB, out=True, wait_s=1)
+    monkeypatch.setattr(swap, "wait", interrupted)
+    with pytest.raises(JobError, match=f"interrupted: the memory of job {JOB} goes back to where it was"):
+        swap.swap(node.settings, JOB, out=True, wait_s=1)
+    assert swapped.order_of(node.settings.run_dir, JOB) == before
+
+
 def test_a_class_says_what_stays_page_locked_for_moves_and_no_user_can(node: Node) -> None:
     node.config.write_text(f"{node.config.read_text()}swap_pinned_mib = 24576\n")
     assert node.prolog(10, HAMI_HPC_CLASS="be", HAMI_HPC_SWAP_PINNED_MIB="1000000") == 0

@@ -26,7 +26,7 @@ QUEUE = "{0}|{0}|{0}|N/A|65534|nobody|RUNNING|gpu|std|0:11|1:00:00|2026-11-21T21
 def slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "show_nodes", lambda: NODES)
     monkeypatch.setattr(
-        commands, "show_jobs", lambda job="", **_more: JOBS.replace("JobId=14 ", f"JobId={job or 14} ", 1)
+        commands, "show_jobs", lambda job="", *_more: JOBS.replace("JobId=14 ", f"JobId={job or 14} ", 1)
     )
     monkeypatch.setattr(commands, "queue_rows", lambda job, _form: QUEUE.format(job))
 
@@ -77,13 +77,13 @@ def test_of_an_array_the_nodes_of_a_few_tasks_are_asked(row: Site, monkeypatch: 
         ids.append(job_id)
         return ["node1: waits"]
 
-    lines = "\n".join(QUEUE.format(number) for number in range(20, 40))
+    lines = "\n".join(QUEUE.format(number) for number in range(120, 140))
     monkeypatch.setattr(commands, "queue_rows", lambda _job, _form: lines)
     monkeypatch.setattr(turn_view, "here", lambda *_words: None)
     monkeypatch.setattr(turn_view, "asked", asked)
     monkeypatch.setattr(os, "geteuid", lambda: USER)
-    shown = run(row, "explain", "20").stdout
-    assert ids == [20, 21, 22, 23]
+    shown = run(row, "explain", "120").stdout
+    assert ids == [120, 121, 122, 123]
     assert shown.count("  turn       waits\n") == 4
     assert shown.count("it may wait for its turn: hami-hpc usage ") == 16
 
