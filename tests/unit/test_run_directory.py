@@ -41,7 +41,7 @@ def run_pytest(temporary: Path, how: str, *program: str, in_memory: bool = False
     seen = temporary / "seen"
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
-        "PYTHONPATH": str(ROOT / "tests/cluster"),
+        "PYTHONPATH": f"{ROOT / 'tests/cluster'}:{ROOT / 'tests'}",
         "TMPDIR": str(temporary / "tmp"),
         "HOW": how,
         "SEEN": str(seen),
