@@ -127,8 +127,8 @@ class Gpu:
         self.phase, self.since = "work", self.now
         if not tenant.load.saturating and tenant.left_ns <= 0:
             tenant.left_ns = tenant.pending[tenant.head][1]
+        # The slices of who is alone follow one another unseen.
         alone = not any(self._ready(n) for n in range(len(self.tenants)) if n != self.current)
-        # Where it is, its slices follow one another unseen.
         self.phase_ends = min(FOREVER if alone else self.slice_ends, self._done())
 
     def _done(self) -> int:

@@ -17,14 +17,14 @@ def crowd(cores: int, processes: int, others: list[int]) -> list[Tenant]:
 def restarts(study: Study) -> None:
     """Shares, with changes that nobody else feels, and with ones that begin the round anew."""
     steps, light = Load(think=(2 * MS, MS)), Load(think=(13 * US, 987 * US), full=False)
-    half, third = (40, "burst", BUSY), (25, "burst", BUSY)
+    forty, quarter = (40, "burst", BUSY), (25, "burst", BUSY)
     rows = []
     for name, make in (
         ("50 of 16 processes, 50", lambda: crowd(50, 16, [50])),
         ("50 of 8 processes, 25, 25", lambda: crowd(50, 8, [25, 25])),
         ("10 of 8 processes, 90", lambda: crowd(10, 8, [90])),
-        ("40, 40, 20 with 13 us each ms", lambda: tenants_of([half, half, (20, "burst", light)])),
-        ("25, 25, 25, 25 with 2 ms of work, 1 of waiting", lambda: tenants_of([third] * 3 + [(25, "burst", steps)])),
+        ("40, 40, 20 with 13 us each ms", lambda: tenants_of([forty, forty, (20, "burst", light)])),
+        ("25, 25, 25, 25 with 2 ms of work, 1 of waiting", lambda: tenants_of([quarter] * 3 + [(25, "burst", steps)])),
     ):
         row = []
         for is_anew, in_turn in ((False, 1), (True, 1), (True, -1)):

@@ -31,8 +31,8 @@ def read(path: str, advice: str) -> str | None:
 
 
 def make_folders(path: str) -> None:
-    """Makes a directory that all can read, and those above it, where they are missing. slurmd's umask may leave less:
-    users read some of what is there. Raises OSError."""
+    """Makes a directory that all can read, and those above it, where they are missing, whatever the umask: users read
+    some of what is there. Raises OSError."""
     if not path or os.path.isdir(path):
         return
     make_folders(os.path.dirname(path))

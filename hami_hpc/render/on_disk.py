@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from hami_hpc.errors import NodeError
-from hami_hpc.node import locks
+from hami_hpc.node import locks, root_file
 from hami_hpc.render.marks import is_ours
 from hami_hpc.slurm.plugstack import read_text
 
@@ -84,7 +84,7 @@ def locked(folder: Path) -> Iterator[None]:
     HeldError when another render takes longer than LOCK_S, such as one that waits for an answer at a terminal.
     """
     try:
-        make_folder(folder)
+        root_file.make_folders(str(folder))
     except OSError as error:
         raise NodeError(f"{folder} cannot be used ({error.strerror})") from error
     path, lock = folder / LOCK, -1
@@ -112,7 +112,7 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
     try:
         for path, content in new.items():
             with _explained(path, ". No file was changed"):
-                make_folder(path.parent)
+                root_file.make_folders(str(path.parent))
                 _write_new(_beside(path), content)
         for path, content in new.items():
             with _explained(path):
@@ -138,16 +138,6 @@ def _explained(path: Path, kept: str = "") -> Iterator[None]:
 def _beside(path: Path) -> Path:
     """Returns the path of the new file that is to be renamed."""
     return path.with_name(f".{path.name}.new")
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a directory and those above it that are not there, open to all users whatever the umask: sbatch reads
-    what lies there as its user. OSError when it cannot."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0o755)
 
 
 def _write_new(path: Path, content: str) -> None:
