@@ -75,8 +75,14 @@ class Tenant:
     slice: fitting.Slice = field(default_factory=fitting.Slice)
     greed: fitting.Greed = field(default_factory=fitting.Greed)
 
+    set_ns: int = 0  # the timeslice that its channels have; 0: as wanted
+
     @property
     def slice_ns(self) -> int:
+        return self.set_ns or self.wanted_ns
+
+    @property
+    def wanted_ns(self) -> int:
         terms = replace(self.terms, greedy=self.greed.greedy)
         longest = terms.timeslice_us(self.sharers)
         us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
@@ -115,6 +121,7 @@ class Keeper:
         self.opened, self.interrupted, self.held_back = 0, -CONTENDED_NS, False
         self.random = 2 * tenant.number + 1
         self.next = 0  # look
+        self.due = FOREVER  # when the channels get the timeslice that is wanted; FOREVER: they have it
 
     def needed(self) -> bool:
         """Whether it can ever pause: else nothing of it is simulated."""
@@ -168,8 +175,30 @@ class Keeper:
             cores = self.tenant.terms.cores_percent
             self.tenant.greed.step(now - self.fitted, self.fit_used, share, cores, count, working, others)
             self.fitted, self.fit_used, self.fit_samples = now, 0, []
-        elif self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
+            self._set_timeslice(now)
+        elif self.fits() and self._fit_is_due(now):
+            mode = self.tenant.slice.mode
             self._fit(now)
+            if self.tenant.slice.mode != mode:
+                self.due = now
+            self._set_timeslice(now)
+        elif now >= self.due:
+            self._set_timeslice(now)
+
+    def _fit_is_due(self, now: int) -> bool:
+        enough = now - self.fitted >= FIT_NS and self.due == FOREVER
+        return enough or now >= self.tenant.slice.next_ns(self.fitted)
+
+    def _set_timeslice(self, now: int) -> None:
+        """Gives the channels the timeslice that is wanted, at the next instant for that."""
+        wanted = self.tenant.wanted_ns
+        if wanted == self.tenant.slice_ns:
+            self.due = FOREVER
+            return
+        if self.due == FOREVER:
+            self.due = fitting.instant_ns(now)
+        if now >= self.due:
+            self.tenant.set_ns, self.due = wanted, FOREVER
 
     def _after_others(self, at: int) -> bool:
         before = (who for who, _, left in reversed(self.stays) if left <= at)
@@ -261,7 +290,7 @@ class Keeper:
             self.samples.append((now, work))
             self.busy = now if work else self.busy
             self.sampled = now + self._jittered()
-        due = now >= self.tenant.slice.next_ns(self.fitted)
+        due = now >= min(self.due, self.tenant.slice.next_ns(self.fitted))
         if now >= self.change or now - self.counted >= self._count_gap() or due:
             self._count(now)
         tenant = self.tenant
@@ -282,6 +311,7 @@ class Keeper:
         following = min(
             self.change, self.counted + self._count_gap(), until, part_ends, tenant.slice.next_ns(self.fitted)
         )
+        following = min(following, self.due)
         if self.open:
             following = min(following, self.sampled)
         call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS

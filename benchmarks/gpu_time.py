@@ -35,11 +35,12 @@ __all__ = ["DRIVERS_TIMESLICE_US", "LOAD_NS", "MS", "SAVE_NS", "US", "Gpu", "Loa
 class Gpu:
     """One GPU with its tenants. `run` ends at a time; what happened is in the tenants.
 
-    `restarts`: each pause, each opening and each change of a timeslice is a new runlist to the GPU, which ends the stay
-    of whoever is on the engine, and the round begins with the first tenant.
+    A pause of a tenant ends the stay of whoever is on the engine, and the next one follows. A change of a timeslice
+    ends it too, and the round begins anew with the first tenant that has work (seen on an H200, docs/adr/119).
+    `restarts`: False for changes of timeslices that nobody feels.
     """
 
-    def __init__(self, tenants: Sequence[Tenant], restarts: bool = False) -> None:
+    def __init__(self, tenants: Sequence[Tenant], restarts: bool = True) -> None:
         self.tenants, self.restarts = list(tenants), restarts
         self.restart_count = 0
         self.served = -1  # the last one that was served in this round
@@ -201,11 +202,15 @@ class Gpu:
             self.phase_ends = min(self.slice_ends, self._done())
 
     def _restart(self) -> None:
-        """The driver gives the GPU a new runlist."""
+        """A timeslice was changed: the driver gives the GPU a new runlist."""
         if not self.restarts:
             return
         self.restart_count += 1
         self.served = -1
+        self._cut()
+
+    def _cut(self) -> None:
+        """Ends the stay of whoever is on the engine."""
         if self.phase == "work":
             self._charge()
             self.slice_ends = self.now
@@ -247,12 +252,11 @@ class Gpu:
     def _opened(self, number: int) -> None:
         self.tenants[number].open = True
         self._changed(number)
-        self._restart()
 
     def _paused(self, number: int) -> None:
         self.tenants[number].open = False
         self._changed(number)
-        self._restart()
+        self._cut()
 
     def _death(self, number: int) -> None:
         self.tenants[number].alive = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study's part on what changes cost others, if each makes the GPU begin its round anew."""
+"""The study's part on what changes of timeslices cost others, since each makes the GPU begin its round anew."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def crowd(cores: int, processes: int, others: list[int]) -> list[Tenant]:
 
 
 def restarts(study: Study) -> None:
-    """Shares, with changes that nobody else feels, and with ones that begin the round anew."""
+    """Shares, with changes of timeslices that nobody else feels, and with ones that begin the round anew."""
     steps, light = Load(think=(2 * MS, MS)), Load(think=(13 * US, 987 * US), full=False)
     forty, quarter = (40, "burst", BUSY), (25, "burst", BUSY)
     rows = []

@@ -19,8 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
-from bench_time import BURSTS, KERNELS, KINDS  # noqa: E402
+from bench_time import BURSTS, KINDS  # noqa: E402
 from tenants import (  # noqa: E402
+    KERNELS,
     LC,
     LC_A,
     LC_B,

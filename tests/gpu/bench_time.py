@@ -21,11 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
 from hinted import hints, inference, placeholders  # noqa: E402
+from little_to_do import programs, several  # noqa: E402
 from tenants import (  # noqa: E402
     HAMI_CORE,
+    KERNELS,
     LC,
     LC_A,
     LC_B,
+    LIGHT,
     REPEATS,
     SECONDS,
     Tenant,
@@ -43,7 +46,6 @@ from tenants import (  # noqa: E402
 
 from hami_hpc.contract import constants as c  # noqa: E402
 
-KERNELS = ("kernels",)
 BURSTS = ("bursts", "on=300", "off=1500")
 KINDS = {
     "kernels of 1 ms": KERNELS,
@@ -79,9 +81,6 @@ def caps() -> None:
             cells.append(f"{got:.2f}" + (f" ({most:.1f})" if most else ""))
         row(name, *cells)
     print("\nIn brackets: the most in any 100 ms of all runs. Of kernels in one context: 4 contexts, bursts.")
-
-
-LIGHT = ("requests", "us=13", "every=1000")
 
 
 def light() -> None:
@@ -123,36 +122,6 @@ def mixtures() -> None:
         each = [statistics.median(column) for column in zip(*runs, strict=True)]
         name = ", ".join(f"{policy} {cores}" for cores, policy in mixture)
         row(name, ", ".join(f"{x:.1f}" for x in each), statistics.median(sum(r) for r in runs))
-
-
-PROGRAMS = {
-    "10 ms of work, 2 ms without": ("steps", "us=10000", "gap=2000"),
-    "3 ms, 2 ms": ("steps", "us=3000", "gap=2000"),
-    "1 ms, 1.5 ms": ("steps", "us=1000", "gap=1500"),
-    "0.2 ms, 0.1 ms": ("steps", "us=200", "gap=100"),
-    "10 us, launched and waited for": ("steps", "us=10", "gap=0"),
-    "13 us each ms": LIGHT,
-    "100 us each 20 ms": ("requests", "us=100", "every=20000"),
-}
-BUSY_BESIDE = ((0, ""), (50, "burst"), (50, "cap"))
-
-
-def programs() -> None:
-    print("\n## A program that does not always have work (50 cores, cap) beside one that does\n")
-    row("program", "beside", "its rate, % of alone", "p50, p99 us", "the busy one, % of native")
-    row(*["---"] * 5)
-    native = median(partial(rate, Tenant(KERNELS)))
-    for name, work in PROGRAMS.items():
-        base = median(partial(rate, Tenant(work)))
-        for cores, policy in BUSY_BESIDE:
-            runs = [
-                together([Tenant(work, cores, "cap"), Tenant(KERNELS, cores, policy or "cap")], "warm=2.5")
-                for _ in range(REPEATS)
-            ]
-            mine, busy = (statistics.median(r[i]["rate"] for r in runs) for i in (0, 1))
-            waits = [statistics.median(r[0].get(k, 0) for r in runs) for k in ("p50", "p99")]
-            shown = ", ".join(f"{wait:.0f}" for wait in waits) if any(waits) else ""
-            row(name, f"{policy} {cores}" if cores else "stock", 100 * mine / base, shown, 100 * busy / native)
 
 
 def latency() -> None:
@@ -344,6 +313,7 @@ SECTIONS = {
     "light": light,
     "mixtures": mixtures,
     "programs": programs,
+    "several": several,
     "latency": latency,
     "changes": changes,
     "order": order,

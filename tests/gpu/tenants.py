@@ -157,6 +157,8 @@ def together(tenants: Sequence[Tenant], *more: str) -> list[Numbers]:
     return [answer(p) for p in running]
 
 
+KERNELS = ("kernels",)
+LIGHT = ("requests", "us=13", "every=1000")
 LC_A = ("requests", "us=100", "every=4000", f"copy={1 << 20}")
 LC_B = ("requests", "us=100", "count=20", "every=20000")
 LC = {"latency": 1, "floor_percent": 5}

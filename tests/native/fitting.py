@@ -28,6 +28,9 @@ class _Slice(ctypes.Structure):
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
         ("light_looking", ctypes.c_int64),
+        ("told_level", ctypes.c_uint32),
+        ("since", ctypes.c_int64),
+        ("used_since", ctypes.c_int64),
     )
 
 
@@ -70,6 +73,9 @@ _lib.hami_slice_step.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), 
 _lib.hami_greed_step.restype = None
 _lib.hami_greed_step.argtypes = (ctypes.POINTER(_Greed), ctypes.POINTER(_Work), _U32, _U32)
 _lib.hami_slice_next.restype, _lib.hami_slice_next.argtypes = _I64, (ctypes.POINTER(_Slice), _I64)
+_lib.hami_slice_instant.restype, _lib.hami_slice_instant.argtypes = _I64, (_I64,)
+_lib.hami_slice_instant_came.restype = ctypes.c_bool
+_lib.hami_slice_instant_came.argtypes = (_I64, _I64)
 _lib.hami_slice_yields.restype = ctypes.c_bool
 _lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
 _lib.hami_slice_us.restype, _lib.hami_slice_us.argtypes = _U32, (ctypes.POINTER(_Slice), _U32)
@@ -184,6 +190,16 @@ class Greed:
         work = _Work(elapsed_ns, used_ns, others_ns, samples, outstanding)
         cores = share_percent if cores_percent is None else cores_percent
         _lib.hami_greed_step(self._greed, work, share_percent, cores)
+
+
+def instant_ns(now_ns: int) -> int:
+    """Returns the first instant after ``now_ns`` at which timeslices are changed."""
+    return int(_lib.hami_slice_instant(now_ns))
+
+
+def instant_came(instant_ns: int, now_ns: int) -> bool:
+    """Returns whether the instant has come, or the clock was set back since it was told."""
+    return bool(_lib.hami_slice_instant_came(instant_ns, now_ns))
 
 
 def slice_tiny_ns(timeslice_ns: int) -> int:

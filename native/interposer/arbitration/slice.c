@@ -5,8 +5,17 @@
 #include "arbitration/use.h"
 
 #define SECOND 1000000000ll
-#define MEMORY_NS (SECOND / 4) /* of the averages */
-#define LEVEL_MOST 16          /* the longest of a class, 100 ms, becomes the shortest */
+#define MEMORY_NS (SECOND / 4)  /* of the averages */
+#define OCTAVE 8                /* levels that halve a timeslice */
+#define LEVEL_MOST (8 * OCTAVE) /* the longest of a class, 100 ms, becomes the shortest */
+/*
+ * A change of timeslice makes the GPU begin its round anew, so few changes are better than small ones: as many levels at
+ * once as what was used since the last change is from what it is to be. It is measured for so long.
+ */
+#define LEVELS_AT_ONCE (OCTAVE / 2)
+#define PERMILLE_PER_LEVEL_SHORTER 35
+#define PERMILLE_PER_LEVEL_LONGER 50
+#define TELLS_NS (SECOND / 10)
 /*
  * Somebody light is seen by what others leave unused, a second. Where there are caps, that does not tell: each pause
  * and each opening cuts the stay of whoever is on the engine. Some of these cuts are tiny stays; more are light.
@@ -43,8 +52,9 @@ static int64_t per_second(int64_t amount, int64_t elapsed)
 
 static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
 {
-	hami_mean_move(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed),
-		       elapsed, MEMORY_NS);
+	if (slice->mode != HAMI_SLICE_TRIES) /* what it uses in a try tells what others do then */
+		hami_mean_move(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed),
+			       elapsed, MEMORY_NS);
 	if (seen->held_back && slice->used < share)
 		slice->used = share;
 	hami_mean_move(&slice->others, per_second(seen->stays.others, elapsed), elapsed, 2 * MEMORY_NS);
@@ -148,6 +158,8 @@ static void distrust(struct hami_slice *slice, int64_t wary)
 static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
 {
 	const int64_t wanted = elapsed / 1000 * (share / 100 * FIT_PERCENT) / (SECOND / 1000);
+	if (slice->mode == HAMI_SLICE_TRIES)
+		return false; /* a whole try alone could cost more than is allowed */
 	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
 		slice->missed = 0;
 	slice->missed = hami_sensible(slice->missed + wanted - hami_sensible(seen->used));
@@ -166,6 +178,63 @@ static bool is_served(const struct hami_slice *slice, int64_t other_percent, int
 				  divided * (theirs / 100 * SERVED_PERCENT / 1000));
 }
 
+/* Returns the level of the timeslices now. */
+static uint32_t level_of(const struct hami_slice *slice)
+{
+	if (slice->mode == HAMI_SLICE_SHARES)
+		return slice->level;
+	return slice->mode == HAMI_SLICE_TRIES ? LEVEL_MOST : 0;
+}
+
+/* Counts what was used since the timeslices are as they are; not the step in which they became so. */
+static void tell(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
+{
+	int64_t used = hami_sensible(seen->used < elapsed ? seen->used : elapsed);
+	const int64_t of_share = elapsed / 1000 * (share / 1000) / (SECOND / 1000000);
+	if (seen->held_back && used < of_share)
+		used = of_share;
+	if (slice->told_level != level_of(slice)) {
+		slice->told_level = level_of(slice);
+		slice->since = slice->used_since = 0;
+		return;
+	}
+	if (slice->since >= 2 * TELLS_NS) {
+		slice->since /= 2;
+		slice->used_since /= 2;
+	}
+	slice->since += elapsed;
+	slice->used_since += used;
+}
+
+static void set_level(struct hami_slice *slice, int64_t level)
+{
+	level = level < 0 ? 0 : level < LEVEL_MOST ? level : LEVEL_MOST;
+	slice->level = (uint32_t)level;
+}
+
+/* Returns by how many levels to go on, for a use that is so far from what it is to be, permille. */
+static int64_t levels(int64_t permille, int64_t per_level)
+{
+	const int64_t wanted = 1 + permille / per_level;
+	return wanted < LEVELS_AT_ONCE ? wanted : LEVELS_AT_ONCE;
+}
+
+/* Fits the level to what was used of the share since it is what it is. */
+static void fit(struct hami_slice *slice, int64_t share, bool may_shorten, bool served)
+{
+	if (slice->since < TELLS_NS)
+		return;
+	const int64_t permille = per_second(slice->used_since, slice->since) / (share / 1000 + 1);
+	if (may_shorten && permille >= 10 * ENOUGH_PERCENT)
+		set_level(slice,
+			  slice->level + levels(permille - 10 * ENOUGH_PERCENT, PERMILLE_PER_LEVEL_SHORTER));
+	else if (served)
+		set_level(slice, (int64_t)slice->level - LEVELS_AT_ONCE);
+	else if (permille < 10 * TOO_LITTLE_PERCENT)
+		set_level(slice, slice->level - levels(10 * TOO_LITTLE_PERCENT - permille,
+						       PERMILLE_PER_LEVEL_LONGER));
+}
+
 /* Shares: fits the timeslice to the others, and begins to try where that does not suffice. */
 static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int64_t share,
 		     uint32_t longest_us)
@@ -175,16 +244,12 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 	/* Who has begun to shorten goes on by what is left unused: looks tell whether it is for somebody light. */
 	bool light = slice->level ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
 	bool shortest = hami_slice_us(slice, longest_us) <= HAMI_SLICE_US_LEAST;
-	bool enough = slice->used >= share / 100 * ENOUGH_PERCENT;
-	if (slice->level > 1 && slice->used < share / 100 * FAR_TOO_LITTLE_PERCENT) {
+	if (slice->level > OCTAVE / 2 && slice->used < share / 100 * FAR_TOO_LITTLE_PERCENT) {
 		distrust(slice, WARY_NS_FAR);
 		return;
 	}
 	bool served = is_served(slice, seen->other_percent, share);
-	if (light && enough && !slice->wary && !served)
-		slice->level += !shortest && slice->level < LEVEL_MOST;
-	else if (served || slice->used < share / 100 * TOO_LITTLE_PERCENT)
-		slice->level -= slice->level > 0;
+	fit(slice, share, light && !shortest && !slice->wary && !served, served);
 	if (slice->level && in_look(seen->now) >= 0) {
 		slice->mode = HAMI_SLICE_LOOKS;
 		slice->settled = false;
@@ -247,6 +312,7 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 	learn(slice, seen, elapsed, share);
 	slice->yielded += elapsed;
 	slice->wary = slice->wary > elapsed ? slice->wary - elapsed : 0;
+	tell(slice, seen, elapsed, share);
 	if (misses(slice, seen, elapsed, share))
 		distrust(slice, WARY_NS_MISSED);
 	else if (slice->mode == HAMI_SLICE_SHARES)
@@ -282,6 +348,17 @@ int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)
 	return now > INT64_MAX - left ? INT64_MAX : now + left;
 }
 
+int64_t hami_slice_instant(int64_t now)
+{
+	const int64_t left = HAMI_SET_EVERY_NS - into(now, HAMI_SET_EVERY_NS);
+	return now > INT64_MAX - left ? INT64_MAX : now + left;
+}
+
+bool hami_slice_instant_came(int64_t instant, int64_t now)
+{
+	return now >= instant || hami_slice_instant(now) < instant;
+}
+
 bool hami_slice_yields(const struct hami_slice *slice)
 {
 	return slice->mode == HAMI_SLICE_TRIES || slice->mode == HAMI_SLICE_YIELDS;
@@ -291,18 +368,10 @@ bool hami_slice_yields(const struct hami_slice *slice)
 static uint32_t shortened(uint32_t longest_us, uint32_t level)
 {
 	level = level < LEVEL_MOST ? level : LEVEL_MOST;
-	uint32_t us = longest_us >> level / 2;
-	us = level % 2 ? (uint32_t)(us * 1000ull / 1414) : us;
+	static const uint16_t permille[OCTAVE] = {1000, 917, 841, 771, 707, 648, 595, 545};
+	uint32_t us = (uint32_t)(1ull * (longest_us >> level / OCTAVE) * permille[level % OCTAVE] / 1000);
 	uint32_t least = longest_us < HAMI_SLICE_US_LEAST ? longest_us : HAMI_SLICE_US_LEAST;
 	return us < least ? least : us;
-}
-
-/* Returns the level of the timeslices now. */
-static uint32_t level_of(const struct hami_slice *slice)
-{
-	if (slice->mode == HAMI_SLICE_SHARES)
-		return slice->level;
-	return slice->mode == HAMI_SLICE_TRIES ? LEVEL_MOST : 0;
 }
 
 uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us)

@@ -5,7 +5,7 @@
  *
  * The GPU serves its tenants in rounds, and one that had little to do waits for a whole round until it is served
  * again. Where everybody has work all the time rounds are long (terms.h), since each change of tenant costs. Where
- * somebody leaves the engine before its timeslice ends, the others shorten theirs by half steps, until a round fits
+ * somebody leaves the engine before its timeslice ends, the others shorten theirs step by step, until a round fits
  * what that tenant has to do, as long as they get their own share.
  *
  * A program that launches, waits and launches again leaves the engine at each wait, and then the shortest timeslice
@@ -37,6 +37,11 @@
 /* Tenants try in the first part of each of these, by the clock that all share. */
 #define HAMI_TRY_EVERY_NS 2000000000ll
 #define HAMI_TRY_NS 150000000ll
+/*
+ * Each change of a timeslice makes the GPU begin its round anew, with the first tenant (docs/adr/119). So whoever changes
+ * his does it at the same instant of the clock that all share, and several cost no more than one.
+ */
+#define HAMI_SET_EVERY_NS 50000000ll
 /* They look in a part of each of these: settle, and then measure for more than one round of long timeslices. */
 #define HAMI_LOOK_EVERY_NS 16000000000ll
 #define HAMI_LOOK_AT_NS 1000000000ll
@@ -85,7 +90,7 @@ enum hami_slice_mode {
 struct hami_slice {
 	uint32_t mode;  /* enum hami_slice_mode */
 	bool thrashes;  /* it yields because it and others hinder each other */
-	uint32_t level; /* timeslices are shorter by sqrt(2) to the power of it */
+	uint32_t level; /* timeslices are shorter by 2 to the power of an eighth of it */
 	/* Averages: ns a second, thousandths a second, and permille. */
 	int64_t used, others, worked, unused, tiny, returns, met, thrashed, wants;
 	uint32_t doublings;                      /* of the time between two tries */
@@ -95,6 +100,9 @@ struct hami_slice {
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
+	uint32_t told_level;                     /* of the timeslices in the last step */
+	int64_t since,
+		used_since; /* the time with it, and what was used then; what is long ago weighs less */
 };
 
 /* Adds what was seen later to `seen`, but for what was used, which is of the job and not of one process. */
@@ -106,6 +114,11 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 
 /* Returns when hami_slice_step() has to be called at the latest, by the clock that all share. */
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now);
+
+/* Returns the first instant after `now` at which timeslices are changed, by the clock that all share. */
+int64_t hami_slice_instant(int64_t now);
+/* Returns whether `instant`, which was returned before, has come, or the clock was set back since then. */
+bool hami_slice_instant_came(int64_t instant, int64_t now);
 
 /* Returns whether the tenant works in its turn only. */
 bool hami_slice_yields(const struct hami_slice *slice);

@@ -34,7 +34,8 @@ static void set_copies(struct hami_fitting *f, const struct hami_terms *terms)
 	f->copying = groups;
 }
 
-void hami_fitting_set(struct hami_fitting *f, struct hami_terms *terms, uint32_t contexts, bool rests)
+void hami_fitting_set(struct hami_fitting *f, struct hami_terms *terms, uint32_t contexts, bool rests,
+		      int64_t shared)
 {
 	set_copies(f, terms);
 	unsigned int groups = hami_objects_started_ever(f->slice_index);
@@ -43,8 +44,15 @@ void hami_fitting_set(struct hami_fitting *f, struct hami_terms *terms, uint32_t
 	uint32_t wanted = hami_slice_us(&f->slice, f->longest_us);
 	if (terms->of_server)
 		wanted = hami_server_timeslice(f->slice_index, rests ? f->longest_us : wanted);
-	if (f->no_timeslices || (wanted == f->timeslice && groups == f->groups))
+	if (f->no_timeslices || (wanted == f->timeslice && groups == f->groups)) {
+		f->due = INT64_MAX;
 		return;
+	}
+	if (f->due == INT64_MAX)
+		f->due = hami_slice_instant(shared);
+	if (!hami_slice_instant_came(f->due, shared))
+		return;
+	f->due = INT64_MAX;
 	int rc = 0;
 	if (!wanted && f->timeslice)
 		rc = hami_channels_timeslice(f->slice_index, HAMI_DRIVERS_SLICE_US);
@@ -86,7 +94,8 @@ void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const 
 				       .outstanding = seen->outstanding};
 	hami_seen_add(&f->seen, seen);
 	hami_work_add(&f->work, &work);
-	if (f->seen.elapsed < FIT_NS && seen->now < f->step)
+	/* What was decided is to be done before more is. */
+	if ((f->seen.elapsed < FIT_NS || f->due != INT64_MAX) && seen->now < f->step)
 		return;
 	const uint64_t used = hami_region_time_used(f->region);
 	/* Of the job, not of this process alone; or of the server. */
@@ -94,13 +103,21 @@ void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const 
 	f->job_used = used;
 	f->server_used = 0;
 	learn_greed(f, terms, seen->now, job_cores);
+	const uint32_t mode = f->slice.mode;
 	if (!hami_terms_others_timeslice_us(terms))
 		f->slice = (struct hami_slice){0};
 	else
 		hami_slice_step(&f->slice, &f->seen, terms->cores_percent, f->longest_us);
 	f->seen = (struct hami_seen){0};
 	f->step = hami_slice_next(&f->slice, seen->now);
-	hami_fitting_set(f, terms, contexts, false);
+	if (f->slice.mode != mode)
+		f->due = seen->now; /* looks and tries are at the same times as they are */
+	hami_fitting_set(f, terms, contexts, false, seen->now);
+}
+
+int64_t hami_fitting_next(const struct hami_fitting *f)
+{
+	return f->due < f->step ? f->due : f->step;
 }
 
 void hami_fitting_rested(struct hami_fitting *f, int64_t rested, int64_t looks)

@@ -109,7 +109,7 @@ static uint32_t dividing_contexts(const struct keeper *k)
 
 static void set_timeslices(struct keeper *k)
 {
-	hami_fitting_set(&k->fitting, &k->terms, dividing_contexts(k), k->rests);
+	hami_fitting_set(&k->fitting, &k->terms, dividing_contexts(k), k->rests, hami_clock_shared());
 }
 
 static void read_terms(struct keeper *k)
@@ -260,7 +260,7 @@ static int64_t look(struct keeper *k)
 	if (k->opening.open && steady >= k->sampled)
 		sample(k, steady);
 	if (steady >= k->change || steady - k->counted >= count_gap(k) ||
-	    hami_clock_shared() >= k->fitting.step)
+	    hami_clock_shared() >= hami_fitting_next(&k->fitting))
 		count(k, steady);
 	int64_t shared = hami_clock_shared();
 	bool turn = hami_terms_turn(&k->terms, hami_fitting_yields(&k->fitting, &k->terms), shared, &until);
@@ -283,7 +283,8 @@ static int64_t look(struct keeper *k)
 	bool done = set_open(k, wanted);
 	if (k->terms.of_server && k->opening.open && hami_server_opens(k->slice_index, shared))
 		set_timeslices(k);
-	int64_t step = k->fitting.step == INT64_MAX ? INT64_MAX : steady + (k->fitting.step - shared);
+	int64_t step = hami_fitting_next(&k->fitting);
+	step = step == INT64_MAX ? INT64_MAX : steady + (step - shared);
 	int64_t next = least(least(k->change, k->counted + count_gap(k)), least(turn_ends, step));
 	next = least(next, k->opening.open ? k->sampled : steady + SHUT_LOOK_NS);
 	return done ? next : steady + RETRY_NS;

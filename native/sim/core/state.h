@@ -26,7 +26,7 @@ enum {
 	SIM_MAX_XIDS = 256,      /* kept; the oldest go first */
 	SIM_SWITCHES = 1 << 13,  /* kept of each GPU */
 	SIM_SLOT_CHANNELS = 512, /* compute channels of a process */
-	SIM_VERSION = 7,
+	SIM_VERSION = 8,
 	SIM_MIG_INSTANCES = 14, /* ids of GPU instances on a GPU */
 	SIM_MIG_SLICES = 7,     /* compute slices of a GPU, and so compute instances */
 };
@@ -119,6 +119,8 @@ struct sim_gpu {
 	uint64_t peer_sent_bytes, peer_received_bytes; /* over NVLink: copies between GPUs */
 	/* The scheduler: everything up to clock_ns (CLOCK_MONOTONIC) is decided. */
 	uint64_t clock_ns, slice_end_ns;
+	uint64_t cut_ns;  /* when the stay of whoever is on the engine ends all the same; SIM_NEVER */
+	bool from_head;   /* the round begins anew with the next stay */
 	uint32_t current; /* slot that runs, or SIM_NO_SLOT */
 	uint32_t switches;
 	int32_t nvml_error; /* what NVML's calls for this GPU return; 0: they work */

@@ -132,9 +132,10 @@ static bool give_turn(struct sim_view *v, uint32_t g)
 	struct sim_gpu *gpu = &v->state->gpu[g];
 	uint64_t end_ns = gpu->clock_ns;
 	bool preempted = may_run(v, g, gpu->current, gpu->clock_ns);
-	uint32_t next = next_slot(v, g, gpu->current, gpu->clock_ns);
+	uint32_t next = next_slot(v, g, gpu->from_head ? SIM_NO_SLOT : gpu->current, gpu->clock_ns);
 	if (next == SIM_NO_SLOT)
 		return false;
+	gpu->from_head = false;
 	if (preempted && next != gpu->current) {
 		gpu->clock_ns += v->machine.gpu[g].switch_us * 1000ull;
 		gpu->switches++;
@@ -145,18 +146,28 @@ static bool give_turn(struct sim_view *v, uint32_t g)
 	return true;
 }
 
+/* Ends the stay of whoever is on the engine, where a pause, or a change of a timeslice, does that now. */
+static void cut_stay(struct sim_gpu *gpu)
+{
+	if (gpu->clock_ns < gpu->cut_ns)
+		return;
+	gpu->cut_ns = SIM_NEVER;
+	gpu->slice_end_ns = min_u64(gpu->slice_end_ns, gpu->clock_ns);
+}
+
 void timeline_advance(struct sim_view *v, uint32_t g, uint64_t now_ns)
 {
 	struct sim_gpu *gpu = &v->state->gpu[g];
 	while (gpu->clock_ns < now_ns) {
 		leave_paused(v, g);
+		cut_stay(gpu);
 		bool running =
 			may_run(v, g, gpu->current, gpu->clock_ns) && gpu->clock_ns < gpu->slice_end_ns;
 		if (!running)
 			running = give_turn(v, g);
 		if (gpu->clock_ns >= now_ns)
 			break;
-		uint64_t limit = next_change(v, g, gpu->clock_ns, now_ns);
+		uint64_t limit = next_change(v, g, gpu->clock_ns, min_u64(now_ns, gpu->cut_ns));
 		if (running && may_run(v, g, gpu->current, gpu->clock_ns))
 			run_current(v, g, limit);
 		else if (!running)
@@ -225,6 +236,14 @@ void timeline_pause(struct sim_view *v, uint32_t slot, uint32_t g, uint64_t at_n
 		share->pause_ns = at_ns;
 	share->resume_ns = SIM_NEVER;
 	share->pauses++;
+	v->state->gpu[g].cut_ns = min_u64(v->state->gpu[g].cut_ns, at_ns);
+}
+
+void timeline_begin_anew(struct sim_view *v, uint32_t g)
+{
+	struct sim_gpu *gpu = &v->state->gpu[g];
+	gpu->cut_ns = gpu->clock_ns;
+	gpu->from_head = true;
 }
 
 void timeline_resume(struct sim_view *v, uint32_t slot, uint32_t g, uint64_t at_ns)

@@ -42,8 +42,13 @@ uint64_t timeline_time_of(struct sim_view *view, uint32_t line, uint32_t gpu, ui
  */
 uint64_t timeline_earliest(struct sim_view *view, uint32_t line, uint32_t gpu, uint64_t position);
 
-/* From at_ns on the work of the line that has slot is paused, or runs again. */
+/*
+ * From at_ns on the work of the line that has slot is paused, or runs again. A pause ends the stay of whoever is on the
+ * engine, and the next one follows (seen on an H200).
+ */
 void timeline_pause(struct sim_view *view, uint32_t slot, uint32_t gpu, uint64_t at_ns);
+/* The round begins now with the first line that has work: what a change of a timeslice does. After timeline_advance(). */
+void timeline_begin_anew(struct sim_view *view, uint32_t gpu);
 void timeline_resume(struct sim_view *view, uint32_t slot, uint32_t gpu, uint64_t at_ns);
 
 /* Sleeps until the line's work on gpu has reached position. Without the mutex. */

@@ -184,6 +184,8 @@ static uint32_t timeslice(struct object *group, const struct rm_control *c)
 	else {
 		*of_line = group->compute ? *us * 1000 : *of_line;
 		group->timeslice_us = (uint32_t)*us;
+		if (group->compute)
+			timeline_begin_anew(&kernel.view, group->gpu);
 	}
 	sim_unlock(&kernel.view);
 	return status;
