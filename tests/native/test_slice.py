@@ -281,7 +281,7 @@ def test_tenants_that_want_everything_stay_as_they_were(specs: list[tuple[int, s
         assert modes_of(tenant.slice) == ("shares", 0)
 
 
-@pytest.mark.parametrize(("work", "wait", "least"), [(1000, 1500, 0.75), (200, 100, 0.4), (10, 8, 0.4)])
+@pytest.mark.parametrize(("work", "wait", "least"), [(1000, 1500, 0.75), (200, 100, 0.36), (10, 8, 0.32)])
 @pytest.mark.parametrize("policy", ["burst", "cap"])
 def test_a_program_with_gaps_gets_much_of_what_it_does_alone(policy: str, work: int, wait: int, least: float) -> None:
     load = gappy(work * US, wait * US)

@@ -229,7 +229,7 @@ static void fit(struct hami_slice *slice, int64_t share, bool may_shorten, bool 
 		set_level(slice,
 			  slice->level + levels(permille - 10 * ENOUGH_PERCENT, PERMILLE_PER_LEVEL_SHORTER));
 	else if (served)
-		set_level(slice, (int64_t)slice->level - LEVELS_AT_ONCE);
+		set_level(slice, (int64_t)slice->level - OCTAVE);
 	else if (permille < 10 * TOO_LITTLE_PERCENT)
 		set_level(slice, slice->level - levels(10 * TOO_LITTLE_PERCENT - permille,
 						       PERMILLE_PER_LEVEL_LONGER));
