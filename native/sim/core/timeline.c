@@ -140,6 +140,8 @@ static bool give_turn(struct sim_view *v, uint32_t g)
 		gpu->clock_ns += v->machine.gpu[g].switch_us * 1000ull;
 		gpu->switches++;
 	}
+	if (gpu->cut_ns <= gpu->clock_ns) /* a switch is not cut */
+		gpu->cut_ns = SIM_NEVER;
 	gpu->current = next;
 	take_engine(v, g, next, end_ns);
 	gpu->slice_end_ns = gpu->clock_ns + share_of(v, g, next)->timeslice_ns;
