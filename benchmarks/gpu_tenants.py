@@ -74,7 +74,6 @@ class Tenant:
 
     slice: fitting.Slice = field(default_factory=fitting.Slice)
     greed: fitting.Greed = field(default_factory=fitting.Greed)
-
     set_ns: int = 0  # the timeslice that its keeper gave its channels; 0: it has none
 
     @property
@@ -309,10 +308,8 @@ class Keeper:
             self._count(now)
             self.resting = True
             return now + REST_NS, True
-        following = min(
-            self.change, self.counted + self._count_gap(), until, part_ends, tenant.slice.next_ns(self.fitted)
-        )
-        following = min(following, self.due)
+        fit = min(self.due, tenant.slice.next_ns(self.fitted))
+        following = min(self.change, self.counted + self._count_gap(), until, part_ends, fit)
         if self.open:
             following = min(following, self.sampled)
         call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS

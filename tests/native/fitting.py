@@ -13,11 +13,18 @@ MUCH = constant("slice.h", "HAMI_SLICE_MUCH")
 THRASH_NS = constant("slice.h", "HAMI_STAY_NS_THRASH")
 
 
+class _Level(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("now", "told")),
+        *((name, ctypes.c_int64) for name in ("since", "used")),
+    )
+
+
 class _Slice(ctypes.Structure):
     _fields_ = (
         ("mode", ctypes.c_uint32),
         ("thrashes", ctypes.c_bool),
-        ("level", ctypes.c_uint32),
+        ("level", _Level),
         *(
             (name, ctypes.c_int64)
             for name in ("used", "others", "worked", "unused", "tiny", "returns", "met", "thrashed", "wants")
@@ -28,9 +35,6 @@ class _Slice(ctypes.Structure):
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
         ("light_looking", ctypes.c_int64),
-        ("told_level", ctypes.c_uint32),
-        ("since", ctypes.c_int64),
-        ("used_since", ctypes.c_int64),
     )
 
 
@@ -125,7 +129,7 @@ class Slice:
 
     @property
     def level(self) -> int:
-        return int(self._slice.level)
+        return int(self._slice.level.now)
 
     @property
     def yields(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conformance import BUILD, REAL_GPU, ROOT, Slice, make_slice
-from test_compute import SPIN, machine, run
+from test_compute import SPIN, machine, run, start
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
@@ -51,16 +51,16 @@ def rates(machine: Machine, preload: str, per_second: int) -> list[float]:
     """What three busy processes with timeslices of 20 ms have, beside an idle one that sets its own so often."""
     with ExitStack() as stack:
 
-        def start(*words: object, timeslice: str) -> subprocess.Popen[str]:
+        def begin(*words: object, timeslice: str) -> subprocess.Popen[str]:
             process = stack.enter_context(natively(machine[0], preload, timeslice, *words))
             stack.callback(process.kill)
             return process
 
-        start(KIND, "kernels", 1, 20_000, timeslice=f"10000 {per_second}")  # idles first
+        begin(KIND, "kernels", 1, 20_000, timeslice=f"10000 {per_second}")  # idles first
         time.sleep(0.3)
         busy = []
         for _ in range(3):
-            busy.append(start(SPIN, 2500, 1000, timeslice="20000"))
+            busy.append(begin(SPIN, 2500, 1000, timeslice="20000"))
             time.sleep(0.1)
         told = [process.communicate(timeout=60) for process in busy]
         assert [err for _, err in told] == [""] * 3
@@ -102,14 +102,10 @@ def jobs(directory: Path, machine: Machine, cores: list[int]) -> list[Slice]:
 def test_three_busy_jobs_keep_their_cores_beside_a_light_one_which_is_served(tmp_path: Path, machine: Machine) -> None:
     """Each changes its timeslices at the same instants, and by what it used since the last time."""
     *busy, light = jobs(tmp_path, machine, [25, 25, 25, 25])
-    commands = [(SPIN, 7000, 1000)] * 3
     with ExitStack() as stack:
-        running = []
-        for job, command in zip(busy, commands, strict=True):
-            words = [str(word) for word in command]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            running.append(stack.enter_context(subprocess.Popen(words, env=job.environment(), text=True, **pipes)))  # type: ignore[call-overload]
-            stack.callback(running[-1].kill)
+        running = [stack.enter_context(start(job, SPIN, 7000, 1000)) for job in busy]
+        for process in running:
+            stack.callback(process.kill)
         served = run(light, KIND, "light", 4000, 2500)
         told = [process.communicate(timeout=60) for process in running]
     assert served.returncode == 0, served.stderr

@@ -1,21 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arbitration/slice.h"
 
+#include "arbitration/level.h"
 #include "arbitration/mean.h"
 #include "arbitration/use.h"
 
 #define SECOND 1000000000ll
-#define MEMORY_NS (SECOND / 4)  /* of the averages */
-#define OCTAVE 8                /* levels that halve a timeslice */
-#define LEVEL_MOST (8 * OCTAVE) /* the longest of a class, 100 ms, becomes the shortest */
-/*
- * A change of timeslice makes the GPU begin its round anew, so few changes are better than small ones: as many levels at
- * once as what was used since the last change is from what it is to be. It is measured for so long.
- */
-#define LEVELS_AT_ONCE (OCTAVE / 2)
-#define PERMILLE_PER_LEVEL_SHORTER 35
-#define PERMILLE_PER_LEVEL_LONGER 50
-#define TELLS_NS (SECOND / 10)
+#define MEMORY_NS (SECOND / 4) /* of the averages */
 /*
  * Somebody light is seen by what others leave unused, a second. Where there are caps, that does not tell: each pause
  * and each opening cuts the stay of whoever is on the engine. Some of these cuts are tiny stays; more are light.
@@ -30,8 +21,6 @@
 #define BUSY_PERMILLE 700   /* of the samples: has work, or waits for the engine with it */
 #define MOST_PERMILLE 850   /* of the returns, and of the samples: nearly always */
 /* Of the tenant's share. */
-#define ENOUGH_PERCENT 99
-#define TOO_LITTLE_PERCENT 97
 #define FAR_TOO_LITTLE_PERCENT 70
 #define FIT_PERCENT 94
 #define SERVED_PERCENT 92 /* of the other's share: it needs no shorter timeslices */
@@ -50,9 +39,17 @@ static int64_t per_second(int64_t amount, int64_t elapsed)
 	return hami_sensible(hami_sensible(amount) * (SECOND / 1000) / (elapsed / 1000));
 }
 
+/* Returns what was used: its share at least, where its budget held it back. */
+static int64_t share_used(const struct hami_seen *seen, int64_t elapsed, int64_t share)
+{
+	const int64_t used = seen->used < elapsed ? seen->used : elapsed;
+	const int64_t of_share = elapsed / 1000 * (share / 1000) / (SECOND / 1000000);
+	return seen->held_back && used < of_share ? of_share : used;
+}
+
 static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
 {
-	if (slice->mode != HAMI_SLICE_TRIES) /* what it uses in a try tells what others do then */
+	if (slice->mode != HAMI_SLICE_TRIES) /* it gives way then, whatever it has */
 		hami_mean_move(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed),
 			       elapsed, MEMORY_NS);
 	if (seen->held_back && slice->used < share)
@@ -150,7 +147,7 @@ static void begin_try(struct hami_slice *slice)
 static void distrust(struct hami_slice *slice, int64_t wary)
 {
 	slice->mode = HAMI_SLICE_SHARES;
-	slice->level = 0;
+	slice->level.now = 0;
 	slice->wary = wary;
 }
 
@@ -159,8 +156,8 @@ static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64
 {
 	const int64_t wanted = elapsed / 1000 * (share / 100 * FIT_PERCENT) / (SECOND / 1000);
 	if (slice->mode == HAMI_SLICE_TRIES)
-		return false; /* a whole try alone could cost more than is allowed */
-	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
+		return false; /* a whole try could cost more than that */
+	if (slice->mode == HAMI_SLICE_SHARES && !slice->level.now)
 		slice->missed = 0;
 	slice->missed = hami_sensible(slice->missed + wanted - hami_sensible(seen->used));
 	/* Where tenants hinder each other they have no better choice. */
@@ -182,57 +179,8 @@ static bool is_served(const struct hami_slice *slice, int64_t other_percent, int
 static uint32_t level_of(const struct hami_slice *slice)
 {
 	if (slice->mode == HAMI_SLICE_SHARES)
-		return slice->level;
-	return slice->mode == HAMI_SLICE_TRIES ? LEVEL_MOST : 0;
-}
-
-/* Counts what was used since the timeslices are as they are; not the step in which they became so. */
-static void tell(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
-{
-	int64_t used = hami_sensible(seen->used < elapsed ? seen->used : elapsed);
-	const int64_t of_share = elapsed / 1000 * (share / 1000) / (SECOND / 1000000);
-	if (seen->held_back && used < of_share)
-		used = of_share;
-	if (slice->told_level != level_of(slice)) {
-		slice->told_level = level_of(slice);
-		slice->since = slice->used_since = 0;
-		return;
-	}
-	if (slice->since >= 2 * TELLS_NS) {
-		slice->since /= 2;
-		slice->used_since /= 2;
-	}
-	slice->since += elapsed;
-	slice->used_since += used;
-}
-
-static void set_level(struct hami_slice *slice, int64_t level)
-{
-	level = level < 0 ? 0 : level < LEVEL_MOST ? level : LEVEL_MOST;
-	slice->level = (uint32_t)level;
-}
-
-/* Returns by how many levels to go on, for a use that is so far from what it is to be, permille. */
-static int64_t levels(int64_t permille, int64_t per_level)
-{
-	const int64_t wanted = 1 + permille / per_level;
-	return wanted < LEVELS_AT_ONCE ? wanted : LEVELS_AT_ONCE;
-}
-
-/* Fits the level to what was used of the share since it is what it is. */
-static void fit(struct hami_slice *slice, int64_t share, bool may_shorten, bool served)
-{
-	if (slice->since < TELLS_NS)
-		return;
-	const int64_t permille = per_second(slice->used_since, slice->since) / (share / 1000 + 1);
-	if (may_shorten && permille >= 10 * ENOUGH_PERCENT)
-		set_level(slice,
-			  slice->level + levels(permille - 10 * ENOUGH_PERCENT, PERMILLE_PER_LEVEL_SHORTER));
-	else if (served)
-		set_level(slice, (int64_t)slice->level - OCTAVE);
-	else if (permille < 10 * TOO_LITTLE_PERCENT)
-		set_level(slice, slice->level - levels(10 * TOO_LITTLE_PERCENT - permille,
-						       PERMILLE_PER_LEVEL_LONGER));
+		return slice->level.now;
+	return slice->mode == HAMI_SLICE_TRIES ? HAMI_LEVEL_MOST : 0;
 }
 
 /* Shares: fits the timeslice to the others, and begins to try where that does not suffice. */
@@ -242,15 +190,15 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 	int64_t light_enough,
 		signs = signs_of_light(seen, slice->unused, slice->tiny, slice->others, &light_enough);
 	/* Who has begun to shorten goes on by what is left unused: looks tell whether it is for somebody light. */
-	bool light = slice->level ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
+	bool light = slice->level.now ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
 	bool shortest = hami_slice_us(slice, longest_us) <= HAMI_SLICE_US_LEAST;
-	if (slice->level > OCTAVE / 2 && slice->used < share / 100 * FAR_TOO_LITTLE_PERCENT) {
+	if (slice->level.now > HAMI_LEVELS_AT_ONCE && slice->used < share / 100 * FAR_TOO_LITTLE_PERCENT) {
 		distrust(slice, WARY_NS_FAR);
 		return;
 	}
 	bool served = is_served(slice, seen->other_percent, share);
-	fit(slice, share, light && !shortest && !slice->wary && !served, served);
-	if (slice->level && in_look(seen->now) >= 0) {
+	hami_level_fit(&slice->level, share, light && !shortest && !slice->wary && !served, served);
+	if (slice->level.now && in_look(seen->now) >= 0) {
 		slice->mode = HAMI_SLICE_LOOKS;
 		slice->settled = false;
 		return;
@@ -282,7 +230,7 @@ static void look_on(struct hami_slice *slice, const struct hami_seen *seen)
 	enough = enough / 1000 * (HAMI_LOOK_NS - HAMI_LOOK_SETTLE_NS) / 1000000;
 	if (slice->light_looking >= (enough > LIGHT_IN_A_LOOK ? enough : LIGHT_IN_A_LOOK))
 		return;
-	slice->level = 0;
+	slice->level.now = 0;
 	slice->unused = slice->tiny = slice->met = 0;
 }
 
@@ -312,7 +260,7 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 	learn(slice, seen, elapsed, share);
 	slice->yielded += elapsed;
 	slice->wary = slice->wary > elapsed ? slice->wary - elapsed : 0;
-	tell(slice, seen, elapsed, share);
+	hami_level_tell(&slice->level, level_of(slice), share_used(seen, elapsed, share), elapsed);
 	if (misses(slice, seen, elapsed, share))
 		distrust(slice, WARY_NS_MISSED);
 	else if (slice->mode == HAMI_SLICE_SHARES)
@@ -332,7 +280,7 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)
 {
 	int64_t every = HAMI_TRY_EVERY_NS, edge = HAMI_TRY_NS;
-	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
+	if (slice->mode == HAMI_SLICE_SHARES && !slice->level.now)
 		return INT64_MAX;
 	if (slice->mode == HAMI_SLICE_SHARES || slice->mode == HAMI_SLICE_LOOKS) {
 		int64_t since = in_look(now);
@@ -364,26 +312,16 @@ bool hami_slice_yields(const struct hami_slice *slice)
 	return slice->mode == HAMI_SLICE_TRIES || slice->mode == HAMI_SLICE_YIELDS;
 }
 
-/* Returns the timeslice `longest_us` at a level. */
-static uint32_t shortened(uint32_t longest_us, uint32_t level)
-{
-	level = level < LEVEL_MOST ? level : LEVEL_MOST;
-	static const uint16_t permille[OCTAVE] = {1000, 917, 841, 771, 707, 648, 595, 545};
-	uint32_t us = (uint32_t)(1ull * (longest_us >> level / OCTAVE) * permille[level % OCTAVE] / 1000);
-	uint32_t least = longest_us < HAMI_SLICE_US_LEAST ? longest_us : HAMI_SLICE_US_LEAST;
-	return us < least ? least : us;
-}
-
 uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us)
 {
-	return shortened(longest_us, level_of(slice));
+	return hami_level_us(level_of(slice), longest_us);
 }
 
 int64_t hami_slice_others(const struct hami_slice *slice, uint32_t longest_us)
 {
 	/* Who tries meets others that share. */
-	uint32_t level = slice->mode == HAMI_SLICE_LOOKS ? 0 : slice->level;
-	return (int64_t)shortened(longest_us, level) * 1000;
+	uint32_t level = slice->mode == HAMI_SLICE_LOOKS ? 0 : slice->level.now;
+	return (int64_t)hami_level_us(level, longest_us) * 1000;
 }
 
 int64_t hami_slice_tiny(int64_t timeslice)

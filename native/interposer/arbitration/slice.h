@@ -30,16 +30,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* No timeslice is made shorter: a change of tenant costs about 0.2 ms of a full chip. */
-#define HAMI_SLICE_US_LEAST 500
+#include "arbitration/level.h"
+
 /* In a stay of up to this most is the change of tenant. */
 #define HAMI_STAY_NS_THRASH 300000
 /* Tenants try in the first part of each of these, by the clock that all share. */
 #define HAMI_TRY_EVERY_NS 2000000000ll
 #define HAMI_TRY_NS 150000000ll
 /*
- * Each change of a timeslice makes the GPU begin its round anew, with the first tenant (docs/adr/119). So whoever changes
- * his does it at the same instant of the clock that all share, and several cost no more than one.
+ * Each change of a timeslice makes the GPU begin its round anew, with the first tenant (docs/adr/119). So all do it
+ * at the same instants of the clock that they share, and several changes cost no more than one.
  */
 #define HAMI_SET_EVERY_NS 50000000ll
 /* They look in a part of each of these: settle, and then measure for more than one round of long timeslices. */
@@ -88,9 +88,9 @@ enum hami_slice_mode {
 
 /* All zeros: shares, with long timeslices. */
 struct hami_slice {
-	uint32_t mode;  /* enum hami_slice_mode */
-	bool thrashes;  /* it yields because it and others hinder each other */
-	uint32_t level; /* timeslices are shorter by 2 to the power of an eighth of it */
+	uint32_t mode; /* enum hami_slice_mode */
+	bool thrashes; /* it yields because it and others hinder each other */
+	struct hami_level level;
 	/* Averages: ns a second, thousandths a second, and permille. */
 	int64_t used, others, worked, unused, tiny, returns, met, thrashed, wants;
 	uint32_t doublings;                      /* of the time between two tries */
@@ -100,9 +100,6 @@ struct hami_slice {
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
-	uint32_t told_level;                     /* of the timeslices in the last step */
-	int64_t since,
-		used_since; /* the time with it, and what was used then; what is long ago weighs less */
 };
 
 /* Adds what was seen later to `seen`, but for what was used, which is of the job and not of one process. */

@@ -94,7 +94,7 @@ void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const 
 				       .outstanding = seen->outstanding};
 	hami_seen_add(&f->seen, seen);
 	hami_work_add(&f->work, &work);
-	/* What was decided is to be done before more is. */
+	/* One that is decided on is set before another is decided on. */
 	if ((f->seen.elapsed < FIT_NS || f->due != INT64_MAX) && seen->now < f->step)
 		return;
 	const uint64_t used = hami_region_time_used(f->region);
@@ -111,7 +111,7 @@ void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const 
 	f->seen = (struct hami_seen){0};
 	f->step = hami_slice_next(&f->slice, seen->now);
 	if (f->slice.mode != mode)
-		f->due = seen->now; /* looks and tries are at the same times as they are */
+		f->due = seen->now; /* looks and tries are at the same times for all as well */
 	hami_fitting_set(f, terms, contexts, false, seen->now);
 }
 

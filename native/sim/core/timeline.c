@@ -241,19 +241,19 @@ void timeline_pause(struct sim_view *v, uint32_t slot, uint32_t g, uint64_t at_n
 	v->state->gpu[g].cut_ns = min_u64(v->state->gpu[g].cut_ns, at_ns);
 }
 
-void timeline_begin_anew(struct sim_view *v, uint32_t g)
-{
-	struct sim_gpu *gpu = &v->state->gpu[g];
-	gpu->cut_ns = gpu->clock_ns;
-	gpu->from_head = true;
-}
-
 void timeline_resume(struct sim_view *v, uint32_t slot, uint32_t g, uint64_t at_ns)
 {
 	struct sim_share *share = share_of(v, g, slot);
 	timeline_advance(v, g, timeline_now());
 	share->resume_ns = at_ns;
 	wake(share);
+}
+
+void timeline_begin_anew(struct sim_view *v, uint32_t g)
+{
+	struct sim_gpu *gpu = &v->state->gpu[g];
+	gpu->cut_ns = gpu->clock_ns;
+	gpu->from_head = true;
 }
 
 bool timeline_reached(struct sim_view *v, uint32_t line, uint32_t g, uint64_t position)

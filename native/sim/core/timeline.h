@@ -47,9 +47,10 @@ uint64_t timeline_earliest(struct sim_view *view, uint32_t line, uint32_t gpu, u
  * engine, and the next one follows (seen on an H200).
  */
 void timeline_pause(struct sim_view *view, uint32_t slot, uint32_t gpu, uint64_t at_ns);
-/* The round begins now with the first line that has work: what a change of a timeslice does. After timeline_advance(). */
-void timeline_begin_anew(struct sim_view *view, uint32_t gpu);
 void timeline_resume(struct sim_view *view, uint32_t slot, uint32_t gpu, uint64_t at_ns);
+
+/* Ends that stay now, and the round begins anew with the first line that has work, as by a change of a timeslice. */
+void timeline_begin_anew(struct sim_view *view, uint32_t gpu);
 
 /* Sleeps until the line's work on gpu has reached position. Without the mutex. */
 void timeline_wait(struct sim_view *view, uint32_t line, uint32_t gpu, uint64_t position);

@@ -23,7 +23,7 @@ static void judge(const struct hami_slice *slice, const struct step *s)
 	const int64_t now = s->seen.now, next = hami_slice_next(slice, now);
 	CHECK(slice->mode <= HAMI_SLICE_YIELDS);
 	CHECK(next > now || next == INT64_MAX);
-	if (slice->mode != HAMI_SLICE_SHARES || slice->level)
+	if (slice->mode != HAMI_SLICE_SHARES || slice->level.now)
 		CHECK(now > INT64_MAX - HAMI_LOOK_EVERY_NS || next <= now + HAMI_LOOK_EVERY_NS);
 	else
 		CHECK(next == INT64_MAX);
@@ -40,7 +40,7 @@ static void go_on(struct hami_slice *slice, const struct step *s)
 {
 	hami_slice_step(slice, &s->seen, s->cores_percent, s->longest_us);
 	judge(slice, s);
-	CHECK(s->seen.caps <= 4 || (slice->mode == HAMI_SLICE_SHARES && !slice->level));
+	CHECK(s->seen.caps <= 4 || (slice->mode == HAMI_SLICE_SHARES && !slice->level.now));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
