@@ -28,6 +28,7 @@ def test_slices_with_all_partitions(restored: Layout) -> None:
     assert "hami_hpc: " in refused.err
     step = jobs.run_as(restored, USER, ("srun", "--gres=vgpu:mem=8G,cores=20", "slice"))
     assert total_mib(step.out) == [8192]
-    plain = jobs.submit(restored, USER, script="true")
+    plain = jobs.submit(restored, USER, "--hold", script="true")  # one that has started has one partition
     assert set(jobs.job_facts(restored, plain)["Partition"].split(",")) == {"gpu", "whole", "cpu"}
+    jobs.admin(restored, "scontrol", "release", str(plain))
     jobs.wait_for_state(restored, plain, "COMPLETED")

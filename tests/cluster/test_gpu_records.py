@@ -77,6 +77,7 @@ def start(layout: Layout, *options: str) -> int:
 def finish(layout: Layout, job: int) -> None:
     (layout.home / USER / "end").touch()
     jobs.wait_for_state(layout, job, "COMPLETED")
+    (layout.home / USER / "end").unlink()
     node.wait_until_clean(layout)
 
 

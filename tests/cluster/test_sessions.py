@@ -58,8 +58,7 @@ def adopting(restored: Layout, tmp_path: Path) -> Iterator[Adopting]:
         config.write(fragment, fragment.read_text().replace("PrologFlags=Alloc", "PrologFlags=Alloc,Contain"))
         config.write(restored.slurm_conf, conf)
         config.write(restored.etc / "cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={mount}\n")
-        # The agent too: where an earlier test gave the node other simulated GPUs, it still looks at those.
-        for name in ("slurmctld", *restored.slurmds, "agent"):
+        for name in ("slurmctld", *restored.slurmds):
             private_cluster.restart(restored, name)
         yield Adopting(restored, mount / "freezer", Sshd(folder, USER, has_own_run=False))
         jobs.admin(restored, "scancel", f"--user={USER}")

@@ -41,7 +41,7 @@ def up(root: Path, machines: Sequence[Machine] | None = None) -> Layout:
         services.make_database(layout)
         for name in services.all_daemons(layout):
             is_agent = name in services.agents(layout)
-            stale = _read_old_settings(layout, name) if is_agent else changed and name in services.slurm_daemons(layout)
+            stale = _is_outdated(layout, name) if is_agent else changed and name in services.slurm_daemons(layout)
             _start_or_repair(layout, name, restart=stale)
             if name == "slurmdbd":
                 accounts.make_accounts(layout)
@@ -51,11 +51,12 @@ def up(root: Path, machines: Sequence[Machine] | None = None) -> Layout:
         return layout
 
 
-def _read_old_settings(layout: Layout, agent: str) -> bool:
-    """Returns whether the agent was started before its settings were written. No other daemon reads them."""
-    started = layout.pids / agent
-    settings = layout.at(services.agents(layout)[agent]).site_config
-    return started.exists() and started.stat().st_mtime_ns < settings.stat().st_mtime_ns
+def _is_outdated(layout: Layout, agent: str) -> bool:
+    """Returns whether the agent was started before its settings were written, or its GPUs made. No other daemon keeps
+    them."""
+    started, of_node = layout.pids / agent, layout.at(services.agents(layout)[agent])
+    made = max(path.stat().st_mtime_ns for path in (of_node.site_config, of_node.machine / "machine.conf"))
+    return started.exists() and started.stat().st_mtime_ns < made
 
 
 def _stop_stray(root: Path) -> None:
