@@ -20,10 +20,22 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
 from beyond import Job, Root  # noqa: E402
-from tenants import LC, LC_A, LC_B, REPEATS, SECONDS, Numbers, Tenant, alone, answer, prepare, row  # noqa: E402
+from tenants import (  # noqa: E402
+    KERNELS,
+    LC,
+    LC_A,
+    LC_B,
+    REPEATS,
+    SECONDS,
+    Numbers,
+    Tenant,
+    alone,
+    answer,
+    prepare,
+    row,
+)
 
 SETTLED_S = 4.0  # until the agent has decided
-KERNELS = ("kernels",)
 OFTEN = ("requests", "us=480", "every=1000")
 
 

@@ -20,9 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from mps_jobs import (
-    KERNELS,
-    LC_A,
-    LC_B,
     USER,
     Job,
     answer,
@@ -42,6 +39,7 @@ from mps_jobs import (
     wait_for_client,
     work,
 )
+from tenants import KERNELS, LC_A, LC_B
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import INT64_MAX

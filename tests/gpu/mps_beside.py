@@ -24,6 +24,7 @@ from beyond import Job, Root  # noqa: E402
 from conformance import make_slice  # noqa: E402
 from tenants import (  # noqa: E402
     GRANT,
+    KERNELS,
     LC,
     LC_A,
     LC_B,
@@ -41,7 +42,6 @@ from tenants import (  # noqa: E402
 from hami_hpc.contract import constants as c  # noqa: E402
 from hami_hpc.core.turns import make_turns  # noqa: E402
 
-KERNELS = ("kernels",)
 BUSY = {cores: Tenant(KERNELS, cores, "burst") for cores in (20, 40)}
 A, B = Tenant(LC_A, 40, "burst", LC), Tenant(LC_B, 40, "burst", LC)
 GREEDY = [Tenant(KERNELS, cores, "burst", LC) for cores in (40, 20)]

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
+
+from tenants import KERNELS  # noqa: E402
 
 from hami_hpc.node import acl, mounts, mps, mps_daemon, mps_processes  # noqa: E402
 from hami_hpc.node.mps_daemon import Place  # noqa: E402
@@ -23,9 +25,6 @@ from hami_hpc.node.mps_daemon import Place  # noqa: E402
 SECONDS = float(os.environ.get("SECONDS", "2.5"))
 USER = 65534
 CLIENT = Path(__file__).with_name("mps_client.py")
-LC_A = ("requests", "us=100", "every=4000", f"copy={1 << 20}")  # as in bench_time.py
-LC_B = ("requests", "us=100", "count=20", "every=20000")
-KERNELS = ("kernels",)
 ANSWER_S = 40.0
 
 
