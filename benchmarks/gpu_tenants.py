@@ -295,7 +295,7 @@ class Keeper:
             self._count(now)
         tenant = self.tenant
         yields = tenant.greed.yields if tenant.terms.latency else tenant.slice.yields
-        turn, until = tenant.terms.turn(now, yields)
+        turn, until = tenant.terms.turn(now, yields, tenant.slice.longer_ns)
         part, part_ends = tenant.terms.part(tenant.rank, tenant.processes, now)
         opened, self.open = self.open, not self.shut and turn and part
         if opened and not self.open:

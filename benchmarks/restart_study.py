@@ -38,7 +38,7 @@ def restarts(study: Study) -> None:
                 row.append(f"{gpu.restart_count * SECOND / study.end:.0f}")
             for share, tenant in zip(shares[of_job:], tenants[::in_turn][of_job:], strict=True):
                 if tenant.load is BUSY:
-                    study.claim(share >= tenant.terms.cores_percent * 0.85, f"changes, {name}: {share:.1f} %")
+                    study.claim(share >= tenant.terms.cores_percent * 0.83, f"changes, {name}: {share:.1f} %")
         rows.append((name, *row))
     head = ("felt by nobody, %", "anew, %", "a second", "anew, the last one first, %", "a second")
     study.table("restarts", ("tenants", *head), rows)

@@ -33,21 +33,25 @@ def main() -> None:
     command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{ROOT}/native/include", source, "-o", str(library), "-pthread"]
     subprocess.run(command, check=True)
     native = alone(BUSY)["rate"]
-    row("changes a second", "the three, percent of native")
-    row("---", "---")
+    row("changes a second", "the three, percent of native while they were served", "ended after, s")
+    row(*["---"] * 3)
     for per_second in (0, 10, 50, 200):
         idle = IDLE.start(environment=environment(library, f"10000 {per_second}"))
         time.sleep(0.5)
-        begin, busy = f"begin={time.time() + 3:.3f}", []
+        begins, busy = time.time() + 3, []
         for _ in range(3):
-            busy.append(BUSY.start(begin, environment=environment(library, "20000")))
+            busy.append(BUSY.start(f"begin={begins:.3f}", environment=environment(library, "20000")))
             time.sleep(0.3)
         try:
-            rates = [answer(process)["rate"] for process in busy]
+            rates, ended = [], []
+            for process in busy:
+                rates.append(answer(process)["rate"])
+                ended.append(time.time() - begins)
         finally:
             idle.kill()
             idle.wait()
-        row(per_second, " + ".join(f"{100 * rate / native:.1f}" for rate in rates))
+        shares = " + ".join(f"{100 * rate / native:.1f}" for rate in rates)
+        row(per_second, shares, ", ".join(f"{at:.1f}" for at in ended))
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ _lib.hami_terms_at_once.restype, _lib.hami_terms_at_once.argtypes = _U32, (ctype
 _lib.hami_terms_latency_share.restype, _lib.hami_terms_latency_share.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_turn.restype = ctypes.c_bool
-_lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_I64))
+_lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, _I64, ctypes.POINTER(_I64))
 _lib.hami_terms_open.restype = ctypes.c_bool
 _lib.hami_terms_open.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, _I64, ctypes.POINTER(_I64))
 _lib.hami_part_open.restype = ctypes.c_bool
@@ -338,10 +338,10 @@ class Terms:
         """Returns whether a change that is so late waits on; another is on the engine since ``stay_ns`` (0: none)."""
         return bool(_lib.hami_terms_waits(self._struct(), opens, late_ns, _Visit(stay_ns, usual_ns)))
 
-    def turn(self, now_ns: int, yields: bool = False) -> tuple[bool, int]:
+    def turn(self, now_ns: int, yields: bool = False, longer_ns: int = 0) -> tuple[bool, int]:
         """Returns whether the tenant may work at ``now_ns`` of the common clock, and when that changes."""
         until = _I64()
-        return bool(_lib.hami_terms_turn(self._struct(), yields, now_ns, until)), until.value
+        return bool(_lib.hami_terms_turn(self._struct(), yields, longer_ns, now_ns, until)), until.value
 
 
 class Use:

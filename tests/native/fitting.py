@@ -30,7 +30,7 @@ class _Slice(ctypes.Structure):
             for name in ("used", "others", "worked", "unused", "tiny", "returns", "met", "thrashed", "wants")
         ),
         ("doublings", ctypes.c_uint32),
-        *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
+        *((name, ctypes.c_int64) for name in ("yielded", "longer", "missed", "wary", "wary_length", "trusts")),
         ("returns_trying", ctypes.c_uint32),
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
@@ -82,6 +82,7 @@ _lib.hami_slice_instant_came.restype = ctypes.c_bool
 _lib.hami_slice_instant_came.argtypes = (_I64, _I64)
 _lib.hami_slice_yields.restype = ctypes.c_bool
 _lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
+_lib.hami_slice_longer.restype, _lib.hami_slice_longer.argtypes = _I64, (ctypes.POINTER(_Slice),)
 _lib.hami_slice_us.restype, _lib.hami_slice_us.argtypes = _U32, (ctypes.POINTER(_Slice), _U32)
 _lib.hami_slice_others.restype, _lib.hami_slice_others.argtypes = _I64, (ctypes.POINTER(_Slice), _U32)
 _lib.hami_slice_tiny.restype, _lib.hami_slice_tiny.argtypes = _I64, (_I64,)
@@ -134,6 +135,11 @@ class Slice:
     @property
     def yields(self) -> bool:
         return bool(_lib.hami_slice_yields(self._slice))
+
+    @property
+    def longer_ns(self) -> int:
+        """By how much the turn of one that yields is longer."""
+        return int(_lib.hami_slice_longer(self._slice))
 
     def step(self, seen: Seen, cores_percent: int, longest_us: int) -> None:
         """Takes what was seen since the last step."""

@@ -70,6 +70,16 @@ def test_any_turn_ends(begin: int, length: int, now: int) -> None:
         assert (opened, until) == (True, a.FOREVER)
 
 
+@given(st.integers(0, 999), st.integers(1, 999), st.integers(-(2**63), 2**63 - 1) | st.integers(0, a.ROUND_NS))
+def test_a_turn_is_longer_by_half_of_what_is_left_to_others_at_most(begin: int, length: int, longer: int) -> None:
+    terms = a.Terms(50, turn_begin=begin, turn_length=length)
+    begins = 100 * a.ROUND_NS + a.ROUND_NS * begin // PERIOD_PERMILLE
+    turn = a.ROUND_NS * length // PERIOD_PERMILLE
+    ends = begins + turn + max(0, min(longer, (a.ROUND_NS - turn) // 2))
+    assert terms.turn(begins, yields=True, longer_ns=longer) == (True, ends)
+    assert terms.turn(ends, yields=True, longer_ns=longer) == (False, begins + a.ROUND_NS)
+
+
 @given(st.integers(-(2**62), 2**62), st.integers(0, 999), st.integers(1, 999))
 def test_a_tenant_that_shares_has_no_turns(now: int, begin: int, length: int) -> None:
     assert a.Terms(50, turn_begin=begin, turn_length=length).turn(now) == (True, a.FOREVER)

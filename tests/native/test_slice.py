@@ -64,7 +64,7 @@ NOTHING = {"unused": 0, "tiny": 0, "returns": 0, "met": 0, "pressed": 0, "thrash
 PRESSING = {"unused": 50_000, "tiny": 50, "returns": 50, "met": 50, "pressed": 50}
 
 
-def go_on(tenant: Slice, begin: int, length: int, of_share: float = 1.0, **values: Any) -> int:
+def go_on(tenant: Slice, begin: int, length: int, of_share: float = 1.02, **values: Any) -> int:
     """Steps through a time with the same to see in each step, for a tenant of 50 cores. Returns its end."""
     now, end = begin, begin + length
     while now < end:
@@ -143,21 +143,50 @@ def test_a_tenant_that_misses_its_share_returns_to_long_timeslices(stays: list[d
     assert modes_of(tenant) in (("shares", 0), ("tries", 0))
 
 
-def test_who_yielded_for_nothing_yields_to_nobody_for_eight_seconds() -> None:
+def test_who_yields_for_nothing_again_and_again_yields_to_nobody_for_longer_each_time() -> None:
+    """A second, and up to eight."""
+    tenant, now = Slice(), 100 * SECOND
+    for wary in (1, 2, 4, 8, 8):
+        begun = now
+        while tenant.mode != "yields":
+            now = go_on(tenant, now, ROUND, **PRESSING)
+            assert now - begun < 14 * SECOND
+        begun = now
+        while tenant.mode == "yields":
+            now = go_on(tenant, now, ROUND, 0.4, **PRESSING)
+            assert now - begun <= 300 * MS
+        assert modes_of(tenant) == ("shares", 0)
+        end = now + wary * SECOND - ROUND
+        while now < end:
+            now = go_on(tenant, now, ROUND, **PRESSING)
+            assert modes_of(tenant) == ("shares", 0)
+        now = go_on(tenant, now, 4 * ROUND, **PRESSING)
+        assert tenant.level > 0, wary
+
+
+def test_who_has_yielded_well_for_eight_seconds_is_wary_for_a_second_again() -> None:
+    tenant, now = Slice(), 100 * SECOND
+    for _ in range(3):
+        now = go_on(tenant, now, 20 * SECOND, **PRESSING)
+        now = go_on(tenant, now, SECOND // 2, 0.2, **PRESSING)
+        assert modes_of(tenant) == ("shares", 0)
+        now = go_on(tenant, now, SECOND + 4 * ROUND, **PRESSING)
+        assert tenant.level > 0
+
+
+@few
+@given(st.floats(0.5, 2))
+def test_the_turn_of_who_yields_is_longer_as_long_as_it_lacks_something_of_its_share(of_share: float) -> None:
+    """For a tenant of 50 cores; 49 of them are enough."""
     tenant = Slice()
     now = go_on(tenant, 100 * SECOND, 6 * SECOND, **PRESSING)
-    assert tenant.mode == "yields"
-    begun = now
-    while tenant.mode == "yields" and now - begun < SECOND:
-        now = go_on(tenant, now, ROUND, 0.4, **PRESSING)
-    assert now - begun <= 300 * MS
-    assert modes_of(tenant) == ("shares", 0)
-    end = now + WARY_NS - ROUND
-    while now < end:
-        now = go_on(tenant, now, ROUND, **PRESSING)
-        assert modes_of(tenant) == ("shares", 0)
-    go_on(tenant, now, 5 * SECOND, **PRESSING)
-    assert tenant.level > 0  # and does so again
+    assert (tenant.mode, tenant.longer_ns) == ("yields", 0)
+    now = go_on(tenant, now, 4 * ROUND, 0.94, **PRESSING)
+    was = tenant.longer_ns
+    assert (tenant.mode, was) == ("yields", ROUND * 49 // 100 - ROUND * 47 // 100)
+    go_on(tenant, now, ROUND, of_share, **PRESSING)
+    if tenant.mode == "yields":
+        assert (tenant.longer_ns > was) == (of_share < 0.979) or 0.979 < of_share < 0.981
 
 
 @few

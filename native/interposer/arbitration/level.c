@@ -6,10 +6,13 @@
 #define SECOND 1000000000ll
 #define TELLS_NS (SECOND / 10) /* what was used in less than this tells nothing */
 /* Of the share: from the first on levels are added, below the second taken; one for so much, and one more. */
-#define ENOUGH_PERMILLE 990
-#define TOO_LITTLE_PERMILLE 970
+#define ENOUGH_PERMILLE 1000
+#define TOO_LITTLE_PERMILLE 990
 #define PERMILLE_PER_LEVEL_SHORTER 35
 #define PERMILLE_PER_LEVEL_LONGER 50
+/* At once: longer ones take nothing from its own share. */
+#define SHORTER_AT_ONCE HAMI_LEVELS_AT_ONCE
+#define LONGER_AT_ONCE HAMI_LEVELS_OF_A_HALF
 
 void hami_level_tell(struct hami_level *level, uint32_t of_timeslices, int64_t used, int64_t elapsed)
 {
@@ -33,10 +36,10 @@ static void move(struct hami_level *level, int64_t by)
 }
 
 /* Returns by how many levels to go on, for a use that is so far from what it is to be. */
-static int64_t levels(int64_t permille, int64_t per_level)
+static int64_t levels(int64_t permille, int64_t per_level, int64_t most)
 {
 	const int64_t wanted = 1 + permille / per_level;
-	return wanted < HAMI_LEVELS_AT_ONCE ? wanted : HAMI_LEVELS_AT_ONCE;
+	return wanted < most ? wanted : most;
 }
 
 void hami_level_fit(struct hami_level *level, int64_t share, bool may_shorten, bool served)
@@ -46,11 +49,12 @@ void hami_level_fit(struct hami_level *level, int64_t share, bool may_shorten, b
 	const int64_t a_second = level->used * (SECOND / 1000) / (level->since / 1000);
 	const int64_t permille = a_second / (share / 1000 + 1);
 	if (may_shorten && permille >= ENOUGH_PERMILLE)
-		move(level, levels(permille - ENOUGH_PERMILLE, PERMILLE_PER_LEVEL_SHORTER));
+		move(level, levels(permille - ENOUGH_PERMILLE, PERMILLE_PER_LEVEL_SHORTER, SHORTER_AT_ONCE));
 	else if (served)
 		move(level, -HAMI_LEVELS_OF_A_HALF);
 	else if (permille < TOO_LITTLE_PERMILLE)
-		move(level, -levels(TOO_LITTLE_PERMILLE - permille, PERMILLE_PER_LEVEL_LONGER));
+		move(level,
+		     -levels(TOO_LITTLE_PERMILLE - permille, PERMILLE_PER_LEVEL_LONGER, LONGER_AT_ONCE));
 }
 
 uint32_t hami_level_us(uint32_t level, uint32_t longest_us)

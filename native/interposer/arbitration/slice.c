@@ -22,16 +22,22 @@
 #define MOST_PERMILLE 850   /* of the returns, and of the samples: nearly always */
 /* Of the tenant's share. */
 #define FAR_TOO_LITTLE_PERCENT 70
-#define FIT_PERCENT 94
 #define SERVED_PERCENT 92 /* of the other's share: it needs no shorter timeslices */
+/* So much of its share is enough for a tenant, or so much of the GPU less than its share. */
+#define FIT_PERCENT 94
+#define FIT_LESS (SECOND / 50)
+#define YIELDING_PERCENT 97
+#define YIELDING_LESS (SECOND / 100)
+#define LONGER_AT_FIRST_NS 1000000 /* what changes of tenant take from a turn, mostly */
 /*
  * Somebody who is light when others look, and works as long as they yield or while their timeslices are short, must
- * not gain by it. Who misses so much of its share's time by these shares again with long timeslices, and is wary: it
- * does not yield again for long, nor shorten its timeslices. Somewhat wary is also who got far too little at once.
+ * not gain by it. Who misses so much of its share's time by these, or gets far too little at once, shares again with long
+ * timeslices, and is wary: it does not yield again for some time, nor shorten its timeslices; for longer if it missed
+ * as much before.
  */
 #define MISSED_NS_MOST (SECOND / 10)
-#define WARY_NS_MISSED (8 * SECOND)
-#define WARY_NS_FAR (2 * SECOND)
+#define WARY_NS SECOND
+#define WARY_NS_MOST (8 * SECOND)
 
 /* Returns an amount of `elapsed` ns as one of a second. */
 static int64_t per_second(int64_t amount, int64_t elapsed)
@@ -42,9 +48,16 @@ static int64_t per_second(int64_t amount, int64_t elapsed)
 /* Returns what was used: its share at least, where its budget held it back. */
 static int64_t share_used(const struct hami_seen *seen, int64_t elapsed, int64_t share)
 {
-	const int64_t used = seen->used < elapsed ? seen->used : elapsed;
+	const int64_t used = hami_sensible(seen->used < elapsed ? seen->used : elapsed);
 	const int64_t of_share = elapsed / 1000 * (share / 1000) / (SECOND / 1000000);
 	return seen->held_back && used < of_share ? of_share : used;
+}
+
+/* Returns how much of `elapsed` is enough, where a percentage of the share is, or so much less; ns. */
+static int64_t enough_of(int64_t share, int64_t percent, int64_t less, int64_t elapsed)
+{
+	const int64_t part = share / 100 * percent;
+	return elapsed / 1000 * ((part > share - less ? part : share - less) / 1000) / (SECOND / 1000000);
 }
 
 static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
@@ -133,6 +146,7 @@ static void yield(struct hami_slice *slice, bool thrashes)
 	slice->mode = HAMI_SLICE_YIELDS;
 	slice->thrashes = thrashes;
 	slice->yielded = slice->missed = 0;
+	slice->longer = slice->longer ? slice->longer : LONGER_AT_FIRST_NS;
 }
 
 static void begin_try(struct hami_slice *slice)
@@ -143,18 +157,22 @@ static void begin_try(struct hami_slice *slice)
 	slice->missed = 0;
 }
 
-/* Goes back to long timeslices at once, and is wary for so long. */
-static void distrust(struct hami_slice *slice, int64_t wary)
+/* Goes back to long timeslices at once, and is wary. */
+static void distrust(struct hami_slice *slice)
 {
+	const bool again = slice->wary_length && slice->trusts < WARY_NS_MOST;
+	const int64_t longer = slice->wary_length < WARY_NS_MOST / 2 ? 2 * slice->wary_length : WARY_NS_MOST;
 	slice->mode = HAMI_SLICE_SHARES;
 	slice->level.now = 0;
-	slice->wary = wary;
+	slice->longer = 0;
+	slice->wary_length = slice->wary = again ? longer : WARY_NS;
+	slice->trusts = 0;
 }
 
 /* Returns whether yielding, or short timeslices, keep too much of its share from the tenant. */
 static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
 {
-	const int64_t wanted = elapsed / 1000 * (share / 100 * FIT_PERCENT) / (SECOND / 1000);
+	const int64_t wanted = enough_of(share, FIT_PERCENT, FIT_LESS, elapsed);
 	if (slice->mode == HAMI_SLICE_TRIES)
 		return false; /* a whole try could cost more than that */
 	if (slice->mode == HAMI_SLICE_SHARES && !slice->level.now)
@@ -175,6 +193,16 @@ static bool is_served(const struct hami_slice *slice, int64_t other_percent, int
 				  divided * (theirs / 100 * SERVED_PERCENT / 1000));
 }
 
+/* Fits the turn of one that yields to what it has of its share: changes of tenant take from it. */
+static void fit_turn(struct hami_slice *slice, int64_t used, int64_t elapsed, int64_t share)
+{
+	const int64_t wanted = enough_of(share, YIELDING_PERCENT, YIELDING_LESS, elapsed);
+	int64_t longer = slice->longer + (wanted - used) / 4;
+	if (!at_least(MOST_PERMILLE, slice->wants, 1000))
+		longer = 0;
+	slice->longer = longer < 0 ? 0 : longer < HAMI_LONGER_NS_MOST ? longer : HAMI_LONGER_NS_MOST;
+}
+
 /* Returns the level of the timeslices now. */
 static uint32_t level_of(const struct hami_slice *slice)
 {
@@ -193,7 +221,7 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 	bool light = slice->level.now ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
 	bool shortest = hami_slice_us(slice, longest_us) <= HAMI_SLICE_US_LEAST;
 	if (slice->level.now > HAMI_LEVELS_AT_ONCE && slice->used < share / 100 * FAR_TOO_LITTLE_PERCENT) {
-		distrust(slice, WARY_NS_FAR);
+		distrust(slice);
 		return;
 	}
 	bool served = is_served(slice, seen->other_percent, share);
@@ -259,22 +287,24 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 		return;
 	learn(slice, seen, elapsed, share);
 	slice->yielded += elapsed;
+	slice->trusts =
+		slice->wary || slice->trusts >= WARY_NS_MOST ? slice->trusts : slice->trusts + elapsed;
 	slice->wary = slice->wary > elapsed ? slice->wary - elapsed : 0;
 	hami_level_tell(&slice->level, level_of(slice), share_used(seen, elapsed, share), elapsed);
 	if (misses(slice, seen, elapsed, share))
-		distrust(slice, WARY_NS_MISSED);
+		distrust(slice);
 	else if (slice->mode == HAMI_SLICE_SHARES)
 		share_on(slice, seen, share, longest_us);
 	else if (slice->mode == HAMI_SLICE_LOOKS)
 		look_on(slice, seen);
 	else if (slice->mode == HAMI_SLICE_TRIES)
 		try_on(slice, seen);
-	else if (in_try(seen->now, slice->thrashes ? 0 : slice->doublings) && slice->yielded > HAMI_TRY_NS) {
-		if (slice->thrashes)
-			slice->mode = HAMI_SLICE_SHARES;
-		else
-			begin_try(slice);
-	}
+	else if (!in_try(seen->now, slice->thrashes ? 0 : slice->doublings) || slice->yielded <= HAMI_TRY_NS)
+		fit_turn(slice, share_used(seen, elapsed, share), elapsed, share);
+	else if (slice->thrashes)
+		slice->mode = HAMI_SLICE_SHARES;
+	else
+		begin_try(slice);
 }
 
 int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)
@@ -310,6 +340,11 @@ bool hami_slice_instant_came(int64_t instant, int64_t now)
 bool hami_slice_yields(const struct hami_slice *slice)
 {
 	return slice->mode == HAMI_SLICE_TRIES || slice->mode == HAMI_SLICE_YIELDS;
+}
+
+int64_t hami_slice_longer(const struct hami_slice *slice)
+{
+	return slice->mode == HAMI_SLICE_YIELDS && !slice->thrashes ? slice->longer : 0;
 }
 
 uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us)

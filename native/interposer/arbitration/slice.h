@@ -11,7 +11,8 @@
  * A program that launches, waits and launches again leaves the engine at each wait, and then the shortest timeslice
  * is too long. So tenants that want everything try now and then, all at the same time, to work in their turns of the
  * common round only (terms.h), with the shortest timeslices. Who finds that somebody waits for each end of its
- * timeslices even then, yields: it keeps to its turn, and leaves the rest of the round to the others.
+ * timeslices even then, yields: it keeps to its turn, and leaves the rest of the round to the others. Each change of turn
+ * takes a millisecond from it; so its turn is longer by as much as it lacks of its share.
  *
  * Shortened timeslices look like little to do. So all that have shortened theirs look now and then, at the same time,
  * with long ones, whether anybody still leaves early.
@@ -42,6 +43,8 @@
  * at the same instants of the clock that they share, and several changes cost no more than one.
  */
 #define HAMI_SET_EVERY_NS 50000000ll
+/* What changes of tenant take from a turn, at most. */
+#define HAMI_LONGER_NS_MOST 5000000ll
 /* They look in a part of each of these: settle, and then measure for more than one round of long timeslices. */
 #define HAMI_LOOK_EVERY_NS 16000000000ll
 #define HAMI_LOOK_AT_NS 1000000000ll
@@ -95,8 +98,10 @@ struct hami_slice {
 	int64_t used, others, worked, unused, tiny, returns, met, thrashed, wants;
 	uint32_t doublings;                      /* of the time between two tries */
 	int64_t yielded;                         /* for so long */
+	int64_t longer;                          /* by so much its turn is longer while it yields */
 	int64_t missed;                          /* of its share, since it yields or tries to */
 	int64_t wary;                            /* for so long it yields to nobody */
+	int64_t wary_length, trusts;             /* the last time; and for so long it was not since then */
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
@@ -119,6 +124,8 @@ bool hami_slice_instant_came(int64_t instant, int64_t now);
 
 /* Returns whether the tenant works in its turn only. */
 bool hami_slice_yields(const struct hami_slice *slice);
+/* Returns by how much its turn is longer then than its share of the round, ns. */
+int64_t hami_slice_longer(const struct hami_slice *slice);
 
 /* Returns the timeslice, microseconds, where `longest_us` is the one of the tenant's terms; 0 stays 0. */
 uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us);

@@ -198,7 +198,7 @@ uint32_t hami_terms_cap(const struct hami_terms *terms)
 	return terms->policy == HAMI_POLICY_CAP && terms->cores_percent < most ? terms->cores_percent : most;
 }
 
-bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until)
+bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t longer, int64_t now, int64_t *until)
 {
 	*until = INT64_MAX;
 	if (!yields && (!terms->latency_others || terms->latency))
@@ -209,6 +209,8 @@ bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, i
 	int64_t begin = every * (terms->turn_begin % 1000) / 1000;
 	int64_t length = every * terms->turn_length / 1000 - (terms->latency ? HAMI_LEFT_LATE_NS : 0);
 	length = length > 0 ? length : every / 1000;
+	const int64_t most = (every - length) / 2;
+	length += longer < 0 ? 0 : longer < most ? longer : most;
 	int64_t into = (now - begin) % every;
 	if (into < 0)
 		into += every;

@@ -108,9 +108,11 @@ uint32_t hami_terms_cap(const struct hami_terms *terms);
 /*
  * Returns whether the tenant may work at `now`, ns of the clock that all tenants share; sets when that changes. It
  * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h, greed.h); one that is
- * latency-critical itself only where it yields.
+ * latency-critical itself only where it yields. Its turn is longer by `longer`, ns, but leaves others half
+ * of the rest of the round at least.
  */
-bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until);
+bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t longer, int64_t now,
+		     int64_t *until);
 
 /*
  * Returns whether a tenant is open whose budget says since `since` that it is `shut`, or no longer; sets when that

@@ -135,6 +135,11 @@ bool hami_fitting_yields(const struct hami_fitting *f, const struct hami_terms *
 	return hami_slice_yields(&f->slice);
 }
 
+int64_t hami_fitting_longer(const struct hami_fitting *f, const struct hami_terms *terms)
+{
+	return terms->latency ? 0 : hami_slice_longer(&f->slice);
+}
+
 uint32_t hami_fitting_others_us(const struct hami_fitting *f, const struct hami_terms *terms)
 {
 	uint32_t us = hami_terms_others_timeslice_us(terms);

@@ -263,7 +263,8 @@ static int64_t look(struct keeper *k)
 	    hami_clock_shared() >= hami_fitting_next(&k->fitting))
 		count(k, steady);
 	int64_t shared = hami_clock_shared();
-	bool turn = hami_terms_turn(&k->terms, hami_fitting_yields(&k->fitting, &k->terms), shared, &until);
+	bool turn = hami_terms_turn(&k->terms, hami_fitting_yields(&k->fitting, &k->terms),
+				    hami_fitting_longer(&k->fitting, &k->terms), shared, &until);
 	turn = hami_part_open(&k->terms, &k->part, shared, &part) && turn;
 	bool open = hami_terms_open(&k->terms, k->shut, k->said, shared, &in_step);
 	until = least(until, least(part, in_step));

@@ -129,7 +129,7 @@ static void strange_terms(void)
 		uint32_t share = hami_terms_latency_share(&t);
 		CHECK(share >= 1 && share <= t.cores_percent);
 		int64_t now = 1700000000123456789, until;
-		hami_terms_turn(&t, words[i % n] % 2, now, &until);
+		hami_terms_turn(&t, words[i % n] % 2, (int64_t)words[i / n] - 1, now, &until);
 		CHECK(until > now && (until == INT64_MAX || until <= now + round));
 		strange_parts(&t, words[i / n], words[i % n]);
 		strange_parts(&t, words[i % n] / 2, words[(i + 5) % n]);

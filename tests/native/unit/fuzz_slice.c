@@ -34,6 +34,7 @@ static void judge(const struct hami_slice *slice, const struct step *s)
 	int64_t unused = hami_slice_unused(s->stay, s->timeslice);
 	CHECK(unused >= 0 && unused <= 1000);
 	CHECK(hami_slice_tiny(s->timeslice) > 0);
+	CHECK(hami_slice_longer(slice) >= 0 && hami_slice_longer(slice) <= HAMI_LONGER_NS_MOST);
 }
 
 static void go_on(struct hami_slice *slice, const struct step *s)
