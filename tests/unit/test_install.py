@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -155,6 +156,32 @@ def test_the_units_of_nodes_are_those_that_render_writes(installation: Installat
     assert installation.file("lib/tmpfiles.d/hami-hpc.conf").exists()
 
 
+@pytest.mark.parametrize("script", ["install", "uninstall"])
+def test_one_waits_for_another_at_the_same_place(script: str, tmp_path: Path) -> None:
+    """Of another checkout, or that removes it."""
+    places = {"PREFIX": "", "SYSCONFDIR": "etc", "LIBDIR": "lib", "LIBEXECDIR": "libexec", "DATADIR": "share"}
+    places |= {"UNITDIR": "units", "PLUGINDIR": "slurm", "ZSHDIR": "zsh", "TMPFILESDIR": "tmpfiles"}
+    environment = {name: str(tmp_path / folder) for name, folder in places.items()}
+    (tmp_path / "lib").mkdir()
+    if script == "uninstall":
+        (tmp_path / "lib/manifest").touch()
+    with (tmp_path / "lib/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(
+            ["sh", str(ROOT / "scripts" / script)],
+            env=os.environ | environment | {"DESTDIR": "", "PIP_INSTALL": "."},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stderr
+            said = next(line for line in process.stderr if line.startswith(f"{script}: "))
+            process.kill()
+    assert f"{script}: waits for an" in said
+    assert str(tmp_path / "lib") in said
+    assert (tmp_path / "lib/manifest").exists() == (script == "uninstall")
+    assert not (tmp_path / "lib/manifest.new").exists()
+
+
 def test_make_install_refuses_a_place_that_a_package_has(tmp_path: Path) -> None:
     (tmp_path / "usr/lib/hami-hpc").mkdir(parents=True)
     (tmp_path / "usr/lib/hami-hpc/packaged").write_text("hami-hpc-common 0.1.0\n")
@@ -292,7 +319,7 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
     alone = ["/usr/bin/env", "-i", f"PYTHONPATH={root}/opt/x/share/hami-hpc/python", sys.executable, "-S", "-c"]
     subprocess.run([*alone, "from hami_hpc.hints import request, soon\nwith request(10): soon()"], check=True)
     closed = [path for path in root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o044 != 0o044]
-    assert closed == []
+    assert closed == [lib / ".lock"]
     assert not (lib / "libhami-hpc.so.new").exists()
     python = str(lib / "venv/bin/python3")
     code = "import hami_hpc.installed as i; print(i.STAGE_DIR, i.LIB_DIR)"
