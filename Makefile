@@ -92,7 +92,7 @@ test: needs-root setup-test ## every tier that needs no GPU
 	@$(MAKE) -j$(shell nproc) --output-sync=target lint build sanitized
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
-	$(PYTEST) tests -m quiet $(SECOND_TRY)
+	$(PYTEST) $$(grep -rlF mark.quiet tests --include='test_*.py') -m quiet $(SECOND_TRY) # collecting all others takes a minute
 	HAMI_HPC_TESTS_IN_MEMORY=1 PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu and not quiet" -n 7 --dist loadscope --durations=15 $(SECOND_TRY)
 
 test-native: setup-test build ## the C parts' own tests

@@ -37,6 +37,8 @@ def _lines(layout: Layout, account: str) -> int:
 
 
 def test_jobs_that_ran_in_every_form_are_billed_for_the_time_that_sacct_shows(cluster: Layout) -> None:
+    jobs.admin(cluster, "scancel", "--account=vision")
+    jobs.wait(cluster, lambda: not jobs.admin(cluster, "squeue", "-h", "-A", "vision"), "earlier jobs to end", 60)
     before = _lines(cluster, "vision")
     done = jobs.submit(cluster, "news", HALF, script="sleep 2")
     failed = jobs.submit(cluster, "news", TENTH, script="sleep 1; exit 3")

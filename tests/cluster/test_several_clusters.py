@@ -146,6 +146,7 @@ def test_a_released_job_of_a_federation_runs_where_there_is_room_and_is_billed_t
         assert NAME not in jobs.admin(cluster, "env", *words)
     for layout in (cluster, other):
         node.wait_until_clean(layout)
+    jobs.wait_until_recorded(other, fresh, held)
     lines = billed((cluster, other), tmp_path)
     mine = {line for line in lines if line[1] in {str(fresh), str(held)}}
     assert mine == {(NAME, str(fresh), MODEL), (NAME, str(held), MODEL)}
