@@ -42,7 +42,7 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 .PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-all-points test-unit mutate \
 	test-cluster test-packages test-vm test-matrix check-slurm-releases record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
 	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
-	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting wheel clean
+	check-places install installed uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting wheel clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -80,7 +80,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 $(VENV)/bin/clang-format --dry-run --Werror
-	for script in scripts/setup scripts/reachable scripts/slurm-plugindir scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/wheel scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
+	for script in scripts/setup scripts/reachable scripts/slurm-plugindir scripts/build-info scripts/install scripts/at-one-place scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/wheel scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
 		accounting/ingest accounting/month .ci/run scripts/hami_packages/install scripts/hami_packages/maintainer/* \
 		tests/packages/make-base; do sh -n "$$script"; done
 
@@ -286,6 +286,9 @@ check-places:
 	@$(PLACES) scripts/install check
 
 install: check-places build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
+	@scripts/at-one-place '$(DESTDIR)$(LIBDIR)' $(MAKE) --no-print-directory installed
+
+installed:
 	@$(MAKE) -C slurm-plugins install BUILD='$(PLUGIN_BUILD)' DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' PLUGINDIR='$(PLUGINDIR)'
 	@$(PLACES) scripts/install
 

@@ -206,7 +206,7 @@ return {
     ["HAMI_HPC_CORES"] = "share of the GPUs' time, percent: the sum of the slices on the node",
     ["HAMI_HPC_SLO_US"] = "slo of a latency-critical job, us; not set without one",
     ["HAMI_HPC_LIMITS"] = "path of this step's limits record; the usage record and the job's limits record are in the same directory",
-    ["HAMI_HPC_LOG"] = "0 errors (default), 1 decisions, 2 every charge; to standard error",
+    ["HAMI_HPC_LOG"] = "0 errors (default), 1 decisions, 2 every charge, 3 each fit of a timeslice; to standard error",
     ["HAMI_HPC_SWAP_DIR"] = "a directory, on a local disk: device memory that leaves the GPU goes to a file without a name there, and not to the host's memory; of the job's owner",
     ["HAMI_HPC_CHECKSUMS"] = "1: device memory that was on the host is compared with checksums before it comes back; to look for faults: moves take longer",
     ["HAMI_HPC_ANNOUNCE"] = "1: in a latency-critical job the GPU is taken for requests that come regularly before they come; without it, or 0, it is not",

@@ -83,6 +83,7 @@ def fresh(tmp_path: Path) -> Path:
     return tmp_path / str(len(list(tmp_path.iterdir())))
 
 
+@pytest.mark.quiet
 def test_all_but_the_first_are_announced_each_once(tmp_path: Path) -> None:
     """On a machine that is too busy for a rhythm, eight times in turn, only that no more were than the rules expect."""
     most = COUNT - LEAST  # one more than there are: the one that does not come

@@ -67,15 +67,16 @@ def rates(machine: Machine, preload: str, per_second: int) -> list[float]:
         return [float(out) for out, _ in told]
 
 
+@pytest.mark.quiet
 def test_changes_of_timeslices_take_from_who_comes_late_in_the_round(machine: Machine, preload: str) -> None:
     """As on an H200: 33 + 33 + 33; 41 + 38 + 20 with 10 changes a second; all is the first one's with 50."""
-    assert min(rates(machine, preload, 0)) >= 29
+    assert min(rates(machine, preload, 0)) >= 32
     first, _, last = rates(machine, preload, 10)
-    assert first >= 36
-    assert last <= 27
+    assert first >= 40
+    assert last <= 26
     first, *others = rates(machine, preload, 100)
     assert first >= 90
-    assert max(others) <= 10
+    assert max(others) <= 5
 
 
 def jobs(directory: Path, machine: Machine, cores: list[int]) -> list[Slice]:

@@ -156,30 +156,30 @@ def test_the_units_of_nodes_are_those_that_render_writes(installation: Installat
     assert installation.file("lib/tmpfiles.d/hami-hpc.conf").exists()
 
 
-@pytest.mark.parametrize("script", ["install", "uninstall"])
+@pytest.mark.parametrize("script", ["at-one-place", "uninstall"])
 def test_one_waits_for_another_at_the_same_place(script: str, tmp_path: Path) -> None:
-    """Of another checkout, or that removes it."""
-    places = {"PREFIX": "", "SYSCONFDIR": "etc", "LIBDIR": "lib", "LIBEXECDIR": "libexec", "DATADIR": "share"}
-    places |= {"UNITDIR": "units", "PLUGINDIR": "slurm", "ZSHDIR": "zsh", "TMPFILESDIR": "tmpfiles"}
-    environment = {name: str(tmp_path / folder) for name, folder in places.items()}
-    (tmp_path / "lib").mkdir()
-    if script == "uninstall":
-        (tmp_path / "lib/manifest").touch()
-    with (tmp_path / "lib/.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with subprocess.Popen(
-            ["sh", str(ROOT / "scripts" / script)],
-            env=os.environ | environment | {"DESTDIR": "", "PIP_INSTALL": "."},
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stderr
-            said = next(line for line in process.stderr if line.startswith(f"{script}: "))
-            process.kill()
-    assert f"{script}: waits for an" in said
-    assert str(tmp_path / "lib") in said
-    assert (tmp_path / "lib/manifest").exists() == (script == "uninstall")
-    assert not (tmp_path / "lib/manifest.new").exists()
+    """As make install of another checkout; users cannot keep it waiting."""
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    lock = lib / ".lock"
+    lock.touch(0o644)
+    removed = lib / "file"
+    removed.touch()
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    (lib / "manifest").write_text(f"{empty}  {removed}\n")
+    words = {"at-one-place": [str(lib), "rm", str(removed)], "uninstall": []}[script]
+    places = {"DESTDIR": "", "LIBDIR": str(lib), "FORCE": "1", "SYSCONFDIR": str(tmp_path / "etc")}
+    command = [str(ROOT / "scripts" / script), *words]
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = subprocess.Popen(command, env=os.environ | places, stderr=subprocess.PIPE, text=True)
+        assert process.stderr
+        said = next((line for line in process.stderr if ": waits for " in line), "")
+        was_there, mode = removed.exists(), lock.stat().st_mode & 0o777
+    assert str(lib) in said
+    assert (was_there, mode) == (True, 0o600)
+    process.communicate(timeout=30)
+    assert (process.returncode, removed.exists()) == (0, False)
 
 
 def test_make_install_refuses_a_place_that_a_package_has(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@
 #define TOO_LITTLE_PERMILLE 990
 #define PERMILLE_PER_LEVEL_SHORTER 35
 #define PERMILLE_PER_LEVEL_LONGER 50
-/* At once: longer ones take nothing from its own share. */
-#define SHORTER_AT_ONCE HAMI_LEVELS_AT_ONCE
+/* Longer ones take nothing from its own share, so more levels at once. */
 #define LONGER_AT_ONCE HAMI_LEVELS_OF_A_HALF
 
 void hami_level_tell(struct hami_level *level, uint32_t of_timeslices, int64_t used, int64_t elapsed)
@@ -35,7 +34,7 @@ static void move(struct hami_level *level, int64_t by)
 	level->now = moved < 0 ? 0 : moved < HAMI_LEVEL_MOST ? (uint32_t)moved : HAMI_LEVEL_MOST;
 }
 
-/* Returns by how many levels to go on, for a use that is so far from what it is to be. */
+/* Returns by how many levels to go on, at most `most`, for a use that is so far from what it is to be. */
 static int64_t levels(int64_t permille, int64_t per_level, int64_t most)
 {
 	const int64_t wanted = 1 + permille / per_level;
@@ -49,9 +48,10 @@ void hami_level_fit(struct hami_level *level, int64_t share, bool may_shorten, b
 	const int64_t a_second = level->used * (SECOND / 1000) / (level->since / 1000);
 	const int64_t permille = a_second / (share / 1000 + 1);
 	if (may_shorten && permille >= ENOUGH_PERMILLE)
-		move(level, levels(permille - ENOUGH_PERMILLE, PERMILLE_PER_LEVEL_SHORTER, SHORTER_AT_ONCE));
+		move(level,
+		     levels(permille - ENOUGH_PERMILLE, PERMILLE_PER_LEVEL_SHORTER, HAMI_LEVELS_AT_ONCE));
 	else if (served)
-		move(level, -HAMI_LEVELS_OF_A_HALF);
+		move(level, -LONGER_AT_ONCE);
 	else if (permille < TOO_LITTLE_PERMILLE)
 		move(level,
 		     -levels(TOO_LITTLE_PERMILLE - permille, PERMILLE_PER_LEVEL_LONGER, LONGER_AT_ONCE));

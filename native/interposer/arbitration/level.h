@@ -17,7 +17,7 @@
 /* Timeslices are shorter by 2 to the power of an eighth of the level. */
 #define HAMI_LEVELS_OF_A_HALF 8
 #define HAMI_LEVEL_MOST (8 * HAMI_LEVELS_OF_A_HALF) /* the longest of a class, 100 ms, becomes the shortest */
-#define HAMI_LEVELS_AT_ONCE (HAMI_LEVELS_OF_A_HALF / 2)
+#define HAMI_LEVELS_AT_ONCE (HAMI_LEVELS_OF_A_HALF / 2) /* that they become shorter */
 
 /* All zeros: the longest timeslices. */
 struct hami_level {

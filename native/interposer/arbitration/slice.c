@@ -12,18 +12,17 @@
  * and each opening cuts the stay of whoever is on the engine. Some of these cuts are tiny stays; more are light.
  */
 #define LIGHT_PER_SECOND 5
-#define CUTS_PER_SECOND 6   /* of a cap, that are tiny stays */
-#define HELD_PERMILLE 900   /* of its cores: a tenant that was held to its cap had more */
-#define CAPS_MOST 4         /* more of them cut so many stays that nothing can be told */
-#define TINY_NS 600000      /* an eighth of a timeslice is tiny, or this */
-#define LIGHT_IN_A_LOOK 500 /* thousandths, at least */
-#define DOUBLINGS_MOST 2    /* of HAMI_TRY_EVERY_NS, while the reason stays */
-#define BUSY_PERMILLE 700   /* of the samples: has work, or waits for the engine with it */
-#define MOST_PERMILLE 850   /* of the returns, and of the samples: nearly always */
-/* Of the tenant's share. */
-#define FAR_TOO_LITTLE_PERCENT 70
-#define SERVED_PERCENT 92 /* of the other's share: it needs no shorter timeslices */
-/* So much of its share is enough for a tenant, or so much of the GPU less than its share. */
+#define CUTS_PER_SECOND 6         /* of a cap, that are tiny stays */
+#define HELD_PERMILLE 900         /* of its cores: a tenant that was held to its cap had more */
+#define CAPS_MOST 4               /* more of them cut so many stays that nothing can be told */
+#define TINY_NS 600000            /* an eighth of a timeslice is tiny, or this */
+#define LIGHT_IN_A_LOOK 500       /* thousandths, at least */
+#define DOUBLINGS_MOST 2          /* of HAMI_TRY_EVERY_NS, while the reason stays */
+#define BUSY_PERMILLE 700         /* of the samples: has work, or waits for the engine with it */
+#define MOST_PERMILLE 850         /* of the returns, and of the samples: nearly always */
+#define FAR_TOO_LITTLE_PERCENT 70 /* of the tenant's share */
+#define SERVED_PERCENT 92         /* of the other's share: it needs no shorter timeslices */
+/* So much of its share is enough for a tenant, or so much of the GPU less than its share, whichever is more. */
 #define FIT_PERCENT 94
 #define FIT_LESS (SECOND / 50)
 #define YIELDING_PERCENT 97
@@ -32,8 +31,8 @@
 /*
  * Somebody who is light when others look, and works as long as they yield or while their timeslices are short, must
  * not gain by it. Who misses so much of its share's time by these, or gets far too little at once, shares again with long
- * timeslices, and is wary: it does not yield again for some time, nor shorten its timeslices; for longer if it missed
- * as much before.
+ * timeslices, and is wary: for some time it neither yields nor shortens its timeslices; for twice as long as the last time,
+ * if that was not long ago.
  */
 #define MISSED_NS_MOST (SECOND / 10)
 #define WARY_NS SECOND
@@ -53,7 +52,7 @@ static int64_t share_used(const struct hami_seen *seen, int64_t elapsed, int64_t
 	return seen->held_back && used < of_share ? of_share : used;
 }
 
-/* Returns how much of `elapsed` is enough, where a percentage of the share is, or so much less; ns. */
+/* Returns how much of `elapsed` is enough: a percentage of the share, or `less` than it, whichever is more; ns. */
 static int64_t enough_of(int64_t share, int64_t percent, int64_t less, int64_t elapsed)
 {
 	const int64_t part = share / 100 * percent;

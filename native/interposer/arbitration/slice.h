@@ -96,12 +96,13 @@ struct hami_slice {
 	struct hami_level level;
 	/* Averages: ns a second, thousandths a second, and permille. */
 	int64_t used, others, worked, unused, tiny, returns, met, thrashed, wants;
-	uint32_t doublings;                      /* of the time between two tries */
-	int64_t yielded;                         /* for so long */
-	int64_t longer;                          /* by so much its turn is longer while it yields */
-	int64_t missed;                          /* of its share, since it yields or tries to */
-	int64_t wary;                            /* for so long it yields to nobody */
-	int64_t wary_length, trusts;             /* the last time; and for so long it was not since then */
+	uint32_t doublings;  /* of the time between two tries */
+	int64_t yielded;     /* for so long */
+	int64_t longer;      /* by so much its turn is, while it yields */
+	int64_t missed;      /* of its share, since it yields or tries to */
+	int64_t wary;        /* for so long it yields to nobody */
+	int64_t wary_length; /* for how long it was the last time */
+	int64_t trusts;      /* for how long it has not been since, as far as that matters */
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
@@ -124,7 +125,7 @@ bool hami_slice_instant_came(int64_t instant, int64_t now);
 
 /* Returns whether the tenant works in its turn only. */
 bool hami_slice_yields(const struct hami_slice *slice);
-/* Returns by how much its turn is longer then than its share of the round, ns. */
+/* Returns by how much longer than its share of the round its turn is, ns; 0 if it does not yield. */
 int64_t hami_slice_longer(const struct hami_slice *slice);
 
 /* Returns the timeslice, microseconds, where `longest_us` is the one of the tenant's terms; 0 stays 0. */

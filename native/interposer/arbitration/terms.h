@@ -108,8 +108,8 @@ uint32_t hami_terms_cap(const struct hami_terms *terms);
 /*
  * Returns whether the tenant may work at `now`, ns of the clock that all tenants share; sets when that changes. It
  * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h, greed.h); one that is
- * latency-critical itself only where it yields. Its turn is longer by `longer`, ns, but leaves others half
- * of the rest of the round at least.
+ * latency-critical itself only where it yields. Its turn is longer by `longer`, ns, as far as that leaves others half of the
+ * rest of the round.
  */
 bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t longer, int64_t now,
 		     int64_t *until);

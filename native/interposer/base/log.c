@@ -35,7 +35,7 @@ __attribute__((constructor)) static void begin(void)
 		return;
 	const char *text = secure_getenv(HAMI_ENV_LOG);
 	const long level = text ? strtol(text, NULL, 10) : 0;
-	logging.level = level < 0 ? 0 : level > 2 ? 2 : (int)level;
+	logging.level = level < 0 ? 0 : level > 3 ? 3 : (int)level;
 	logging.has_error = !fstat(STDERR_FILENO, &logging.error);
 	logging.begun = true;
 }

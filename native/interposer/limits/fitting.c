@@ -2,6 +2,7 @@
 #include "limits/fitting.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "arbitration/budget.h"
@@ -85,6 +86,21 @@ static void learn_greed(struct hami_fitting *f, const struct hami_terms *terms, 
 		hami_region_note_more(f->region, shared);
 }
 
+/* For whoever wants to know why a tenant has what it has; as JSON. */
+static void log_fit(const struct hami_fitting *f)
+{
+	static const char *const modes[] = {"shares", "looks", "tries", "yields"};
+	const struct hami_slice *slice = &f->slice;
+	hami_log(3,
+		 "{\"at_ms\": %" PRId64
+		 ", \"slice\": %u, \"mode\": \"%s\", \"level\": %u, \"elapsed_us\": %" PRId64
+		 ", \"used_us\": %" PRId64 ", \"longer_us\": %" PRId64 ", \"missed_us\": %" PRId64
+		 ", \"wary_ms\": %" PRId64 "}\n",
+		 f->seen.now / 1000000, f->slice_index, modes[slice->mode & 3], slice->level.now,
+		 f->seen.elapsed / 1000, f->seen.used / 1000, hami_slice_longer(slice) / 1000,
+		 slice->missed / 1000, slice->wary / 1000000);
+}
+
 void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const struct hami_seen *seen,
 			uint32_t job_cores, uint32_t contexts)
 {
@@ -108,6 +124,7 @@ void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const 
 		f->slice = (struct hami_slice){0};
 	else
 		hami_slice_step(&f->slice, &f->seen, terms->cores_percent, f->longest_us);
+	log_fit(f);
 	f->seen = (struct hami_seen){0};
 	f->step = hami_slice_next(&f->slice, seen->now);
 	if (f->slice.mode != mode)

@@ -54,7 +54,7 @@ void hami_fitting_rested(struct hami_fitting *f, int64_t rested, int64_t looks);
 
 /* Returns whether the tenant works in its turn only, or as greed.h says. */
 bool hami_fitting_yields(const struct hami_fitting *f, const struct hami_terms *terms);
-/* Returns by how much its turn is longer than its share of the round, ns. */
+/* Returns by how much longer than its share of the round its turn is, ns. */
 int64_t hami_fitting_longer(const struct hami_fitting *f, const struct hami_terms *terms);
 
 /* Returns the shortest timeslice of the terms of others, us. The other processes of the job are others, too. */

@@ -3,8 +3,8 @@
  * work_of_a_kind KIND MS IDLE_MS: idles, then keeps the GPU busy for MS milliseconds with work of one kind, and
  * prints the percentage of that time that it ran. Kinds: contexts (a kernel in a fresh context each time), ends (the
  * same, and the context's end waits for it), resets (a kernel before each reset of the primary context), light (13 us
- * of work every ms), gappy (1 ms of work, then 1.5 of waiting), later (light, halfway 20 kernels at a time), descriptors
- * (kernels; halfway all descriptors but the first three are closed).
+ * of work every ms), gappy (1 ms of work, then 1.5 of waiting), bound (10 us of work, launched and waited for), later
+ * (light, halfway 20 kernels at a time), descriptors (kernels; halfway all descriptors but the first three are closed).
  */
 #include "../interposer/check.h"
 #include <stdbool.h>
@@ -51,6 +51,11 @@ static double run(const char *kind)
 			spin(1000000);
 		OK(cuCtxSynchronize());
 		return 20;
+	}
+	if (!strcmp(kind, "bound")) {
+		spin(10000);
+		OK(cuCtxSynchronize());
+		return 0.01;
 	}
 	bool light = !strcmp(kind, "light");
 	if (light || !strcmp(kind, "gappy"))
