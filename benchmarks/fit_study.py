@@ -65,7 +65,7 @@ def gappy_beside(study: Study) -> None:
             [(50, policy, BUSY), one],
             least,
         )
-        for work, wait, least in ((10_000, 2000, 48), (3000, 2000, 65), (1000, 1500, 75), (200, 100, 37), (10, 8, 31))
+        for work, wait, least in ((10_000, 2000, 48), (3000, 2000, 65), (1000, 1500, 75), (200, 100, 40), (10, 8, 38))
         for policy in ("burst", "cap")
         for one in [(50, "burst", gappy(work, wait))]
     ]

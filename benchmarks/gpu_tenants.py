@@ -155,7 +155,8 @@ class Keeper:
         if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:
             switches.append((self.closed + TOLD_PAUSED_NS, False))
             self.on = False
-        used, since, samples = self.use.count(switches, self.samples, now), self.counted, self.samples
+        since, samples = self.counted, self.samples
+        used = self.use.count(switches, samples, now, self._after_others)
         self.arrived = [at for at, on in switches if on and self._after_others(at)]
         self.told, self.samples = len(self.tenant.switches), []
         self.counted = now
@@ -258,6 +259,8 @@ class Keeper:
             now_ns=now,
             elapsed_ns=now - self.fitted,
             used_ns=self.fit_used,
+            round_ns=now - self.use.came_ns if self.use.came_ns and tenant.processes == 1 else 0,
+            round_used_ns=self.use.used_ns,
             caps=tenant.terms.others_capped + (self.cap < 100),
             capped=self.cap < 100,
             others_least_percent=tenant.terms.others_least_percent,

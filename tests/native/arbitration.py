@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +100,8 @@ class _Use(ctypes.Structure):
         ("on_since", ctypes.c_int64),
         ("at", ctypes.c_int64),
         ("there", ctypes.c_int64),
+        ("came", ctypes.c_int64),
+        ("used", ctypes.c_int64),
         ("sampled", ctypes.c_bool),
         ("idle", ctypes.c_bool),
         ("idle_at", ctypes.c_int64),
@@ -351,9 +353,15 @@ class Use:
         self._use = _Use()
         _lib.hami_use_begin(self._use, now_ns)
 
-    def count(self, switches: Sequence[tuple[int, bool]], samples: Sequence[tuple[int, bool]], now_ns: int) -> int:
+    def count(
+        self,
+        switches: Sequence[tuple[int, bool]],
+        samples: Sequence[tuple[int, bool]],
+        now_ns: int,
+        after_others: Callable[[int], bool] = lambda at: False,
+    ) -> int:
         """Returns the time used since the last count, ns. switches: (at, on); samples: (at, outstanding)."""
-        on = (_Switch * len(switches))(*(_Switch(at, yes) for at, yes in switches))
+        on = (_Switch * len(switches))(*(_Switch(at, yes, yes and after_others(at)) for at, yes in switches))
         outstanding = (_Sample * len(samples))(*(_Sample(at, yes) for at, yes in samples))
         return int(_lib.hami_use_count(self._use, on, len(switches), outstanding, len(samples), now_ns))
 
@@ -361,6 +369,16 @@ class Use:
     def there_ns(self) -> int:
         """Of the time of the last count, what it was on the engine, at work or not."""
         return int(self._use.there)
+
+    @property
+    def came_ns(self) -> int:
+        """When it last came to the engine after others; 0: it did not."""
+        return int(self._use.came)
+
+    @property
+    def used_ns(self) -> int:
+        """What it used since then."""
+        return int(self._use.used)
 
 
 def use_of_stay(stay_ns: int) -> int:

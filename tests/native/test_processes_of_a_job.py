@@ -97,11 +97,13 @@ def test_a_process_that_was_killed_or_stopped_divides_nothing(
         measured(lambda: together(first, [WORK], [other]), lambda got: got[0] > 44)
 
 
-@pytest.mark.parametrize(("cores", "processes", "least"), [(10, 16, 86), (1, 16, 94), (50, 16, 45)])
+@pytest.mark.parametrize(
+    ("cores", "processes", "least"), [(10, 16, 86), (1, 16, 94), pytest.param(50, 16, 48, marks=pytest.mark.quiet)]
+)
 def test_many_processes_leave_the_others_their_cores(
     cores: int, processes: int, least: float, tmp_path: Path, machine: Machine
 ) -> None:
-    """16 of a job of 10 left one of 90 with 83.8 %, and those of a job of 1 left one of 99 with 82."""
+    """16 of a job of 10 left one of 90 with 83.8 %, those of a job of 1 one of 99 with 82, and of 50 one of 50 with 46.6."""
     first, other = jobs(tmp_path, machine, cores, 100 - cores)
     got = measured(lambda: together(first, [WORK] * processes, [other]), lambda got: got[-1] > least)
     assert sum(got[:-1]) > 0.6 * cores

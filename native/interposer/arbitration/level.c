@@ -8,8 +8,8 @@
 /* Of the share: from the first on levels are added, below the second taken; one for so much, and one more. */
 #define ENOUGH_PERMILLE 1000
 #define TOO_LITTLE_PERMILLE 990
-#define PERMILLE_PER_LEVEL_SHORTER 35
-#define PERMILLE_PER_LEVEL_LONGER 50
+#define PERMILLE_PER_LEVEL_SHORTER 70
+#define PERMILLE_PER_LEVEL_LONGER 70
 /* Longer ones take nothing from its own share, so more levels at once. */
 #define LONGER_AT_ONCE HAMI_LEVELS_OF_A_HALF
 

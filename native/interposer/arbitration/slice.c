@@ -35,6 +35,7 @@
  * if that was not long ago.
  */
 #define MISSED_NS_MOST (SECOND / 10)
+#define ROUND_NS_MOST (SECOND / 10) /* nobody else takes turns where one lasts for longer */
 #define WARY_NS SECOND
 #define WARY_NS_MOST (8 * SECOND)
 
@@ -98,6 +99,8 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later)
 {
 	seen->now = later->now;
 	seen->elapsed += later->elapsed;
+	seen->round = later->round;
+	seen->round_used = later->round_used;
 	seen->caps = later->caps;
 	seen->capped = later->capped;
 	seen->others_least_percent = later->others_least_percent;
@@ -168,10 +171,31 @@ static void distrust(struct hami_slice *slice)
 	slice->trusts = 0;
 }
 
-/* Returns whether yielding, or short timeslices, keep too much of its share from the tenant. */
-static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
+static int64_t least(int64_t a, int64_t b)
 {
-	const int64_t wanted = enough_of(share, FIT_PERCENT, FIT_LESS, elapsed);
+	return a < b ? a : b;
+}
+
+/*
+ * Returns what was seen of whole rounds, of which a tenant has its share: of a part of one it has all or nothing. So the
+ * round that is not over counts in the next step. A cap's own pauses end its rounds, wherever they are.
+ */
+static struct hami_seen whole_rounds(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed)
+{
+	struct hami_seen whole = *seen;
+	const bool known = !seen->capped && seen->round > 0 && seen->round <= ROUND_NS_MOST;
+	const int64_t all = elapsed + slice->begun, used = hami_sensible(seen->used) + slice->begun_used;
+	slice->begun = known ? least(seen->round, all) : 0;
+	slice->begun_used = known ? least(hami_sensible(seen->round_used), used) : 0;
+	whole.elapsed = all - slice->begun;
+	whole.used = used - slice->begun_used;
+	return whole;
+}
+
+/* Returns whether yielding, or short timeslices, keep too much of its share from the tenant. */
+static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64_t share)
+{
+	const int64_t wanted = enough_of(share, FIT_PERCENT, FIT_LESS, seen->elapsed);
 	if (slice->mode == HAMI_SLICE_TRIES)
 		return false; /* a whole try could cost more than that */
 	if (slice->mode == HAMI_SLICE_SHARES && !slice->level.now)
@@ -289,8 +313,10 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 	slice->trusts =
 		slice->wary || slice->trusts >= WARY_NS_MOST ? slice->trusts : slice->trusts + elapsed;
 	slice->wary = slice->wary > elapsed ? slice->wary - elapsed : 0;
-	hami_level_tell(&slice->level, level_of(slice), share_used(seen, elapsed, share), elapsed);
-	if (misses(slice, seen, elapsed, share))
+	const struct hami_seen whole = whole_rounds(slice, seen, elapsed);
+	hami_level_tell(&slice->level, level_of(slice), share_used(&whole, whole.elapsed, share),
+			whole.elapsed);
+	if (misses(slice, &whole, share))
 		distrust(slice);
 	else if (slice->mode == HAMI_SLICE_SHARES)
 		share_on(slice, seen, share, longest_us);

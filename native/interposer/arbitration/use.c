@@ -71,9 +71,10 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 		use->at = now;
 		use->on_since = use->on_since > now ? now : use->on_since;
 		use->sampled = use->idle = false;
+		use->came = use->came > now ? 0 : use->came;
 	}
 	const int64_t from = use->at;
-	int64_t used = 0, there = 0;
+	int64_t used = 0, there = 0, before = 0;
 	struct pieces pieces;
 	cut(&pieces, use, switches, switch_count, samples, sample_count, now);
 	for (size_t i = 0; i <= switch_count; i++) {
@@ -89,7 +90,13 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 			used -= saving(use, end);
 		use->on = switches[i].on;
 		use->on_since = end;
+		if (use->on && switches[i].after_others) {
+			use->came = end;
+			use->used = 0;
+			before = used;
+		}
 	}
+	use->used = sum(use->used, used - before, INT64_MAX);
 	if (sample_count) {
 		use->sampled = true;
 		use->idle = pieces.idle[pieces.count - 1];

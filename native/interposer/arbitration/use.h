@@ -45,6 +45,8 @@ struct hami_use {
 	int64_t on_since;
 	int64_t at;      /* counted up to here */
 	int64_t there;   /* by the last count: on the engine, at work or not */
+	int64_t came;    /* after others, the last time; 0: it did not */
+	int64_t used;    /* since then */
 	bool sampled;    /* since it began */
 	bool idle;       /* by the last sample: on the engine with nothing outstanding */
 	int64_t idle_at; /* when that was */

@@ -77,6 +77,28 @@ static void beside_others(void)
 	CHECK(count(NULL, 0, NULL, 0, 40) == 10 * MS);
 }
 
+/* A round lasts from when it comes after others until it does so again. */
+static void rounds(void)
+{
+	const struct hami_switch turns[] = {{.at = AT(2), .on = false},
+					    {.at = AT(5), .on = true, .after_others = true},
+					    {.at = AT(9), .on = false}};
+	const struct hami_switch back[] = {{.at = AT(25), .on = true}}; /* others had no work */
+	const struct hami_switch again[] = {{.at = AT(41), .on = false},
+					    {.at = AT(44), .on = true, .after_others = true}};
+	hami_use_begin(&use, AT(0));
+	CHECK(count(NULL, 0, NULL, 0, 1) == MS && !use.came);
+	count(turns, 3, NULL, 0, 10);
+	CHECK(use.came == AT(5) && use.used == 4 * MS - HAMI_SAVE_NS);
+	count(back, 1, NULL, 0, 30);
+	count(NULL, 0, NULL, 0, 40);
+	CHECK(use.came == AT(5) && use.used == 19 * MS - HAMI_SAVE_NS);
+	count(again, 2, NULL, 0, 45);
+	CHECK(use.came == AT(44) && use.used == MS);
+	count(NULL, 0, NULL, 0, 3); /* the clock is set back */
+	CHECK(!use.came);
+}
+
 static void short_turns_are_not_all_saving(void)
 {
 	struct hami_switch turns[64];
@@ -107,6 +129,7 @@ int main(void)
 	samples_off_the_engine_say_nothing();
 	more_samples_than_fit();
 	beside_others();
+	rounds();
 	short_turns_are_not_all_saving();
 	return 0;
 }

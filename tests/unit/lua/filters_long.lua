@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Hostile lengths: 1 MB in every field, in time that grows no faster than the text. The names used are filters.lua's.
+-- Hostile lengths: 256 KiB in every field, in time that grows no faster than the text. The names used are filters.lua's.
 
 local KIB = 1024
 local SHAPES = {
@@ -15,20 +15,20 @@ local function seconds_for(act, shape, size)
 	return os.clock() - before
 end
 
--- Calls `act` with 1 MB of each shape; fails if that takes much more than 4 times as long as 256 KiB five times in a row (a
+-- Calls `act` with 256 KiB of each shape; fails if that takes much more than 4 times as long as 64 KiB five times in a row (a
 -- busy machine can hold up any one of them), or hangs.
 local function grows_linearly(what, act)
 	for _, shape in ipairs(SHAPES) do
 		local linear, spent
 		for _ = 1, 5 do
-			spent = seconds_for(act, shape, 1024 * KIB)
-			linear = spent <= 0.1 or spent <= 20 and spent <= 12 * seconds_for(act, shape, 256 * KIB)
+			spent = seconds_for(act, shape, 256 * KIB)
+			linear = spent <= 0.03 or spent <= 20 and spent <= 12 * seconds_for(act, shape, 64 * KIB)
 			if linear or spent > 20 then
 				break
 			end
 		end
 		if not linear then
-			error(string.format("1 MB of '%s' in %s took %.2f s", shape, what, spent), 2)
+			error(string.format("256 KiB of '%s' in %s took %.2f s", shape, what, spent), 2)
 		end
 	end
 end
