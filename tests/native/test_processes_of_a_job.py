@@ -103,7 +103,7 @@ def test_a_process_that_was_killed_or_stopped_divides_nothing(
 def test_many_processes_leave_the_others_their_cores(
     cores: int, processes: int, least: float, tmp_path: Path, machine: Machine
 ) -> None:
-    """16 of a job of 10 left one of 90 with 83.8 %, those of a job of 1 one of 99 with 82, and of 50 one of 50 with 46.6."""
+    """16 of a job of 10 left one of 90 with 83.8 %, of 1 one of 99 with 82, and of 50 one of 50 with 46.6."""
     first, other = jobs(tmp_path, machine, cores, 100 - cores)
     got = measured(lambda: together(first, [WORK] * processes, [other]), lambda got: got[-1] > least)
     assert sum(got[:-1]) > 0.6 * cores
