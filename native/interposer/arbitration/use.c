@@ -93,10 +93,11 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 		if (use->on && switches[i].after_others) {
 			use->came = end;
 			use->used = 0;
-			before = used;
+			before = used > 0 ? used : 0;
 		}
 	}
-	use->used = sum(use->used, used - before, INT64_MAX);
+	used = used > 0 ? used : 0;
+	use->used = used > before ? sum(use->used, used - before, INT64_MAX) : use->used;
 	if (sample_count) {
 		use->sampled = true;
 		use->idle = pieces.idle[pieces.count - 1];
@@ -104,7 +105,7 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 	}
 	use->at = now;
 	use->there = there;
-	return used > 0 ? used : 0;
+	return used;
 }
 
 /* Returns the product, or the most there can be. */
