@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,8 +37,7 @@ def uninstall(places: dict[str, str], **environment: str) -> subprocess.Complete
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What pip installs of this checkout, built once."""
     folder = tmp_path_factory.mktemp("wheel")
-    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run((ROOT / "scripts/wheel", folder, "0.1.0"), check=True, capture_output=True)
     (built,) = folder.glob("*.whl")
     return f"--no-deps --no-index {built}"
 
