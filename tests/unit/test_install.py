@@ -182,6 +182,39 @@ def test_one_waits_for_another_at_the_same_place(script: str, tmp_path: Path) ->
     assert (process.returncode, removed.exists()) == (0, False)
 
 
+def test_who_waits_while_the_place_is_removed_begins_anew(tmp_path: Path) -> None:
+    """What it waited for is no lock of the new place."""
+    lock = tmp_path / "lib/.lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        command = [str(ROOT / "scripts/at-one-place"), str(lock.parent), "flock", "-n", str(lock), "true"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert process.stderr
+        assert "waits for another" in process.stderr.readline()
+        lock.unlink()
+        lock.parent.rmdir()
+    assert process.wait(30) == 1, "it holds the new one"
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("flags", [("-n",), ("-n", "--no-print-directory"), ("-ns", "-j2")])
+def test_make_n_install_says_what_it_would_do_and_writes_nothing(flags: tuple[str, ...], tmp_path: Path) -> None:
+    command = ["make", *flags, "install", f"DESTDIR={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "scripts/install\n" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", ["", " --no-print-directory", "--no-print-directory", "s", "DESTDIR=/n"])
+def test_no_other_flag_of_makes_is_taken_for_that(flags: str, tmp_path: Path) -> None:
+    place = tmp_path / "lib"
+    command = [str(ROOT / "scripts/at-one-place"), str(place), "true"]
+    subprocess.run(command, env=os.environ | {"MAKEFLAGS": flags}, check=True)
+    assert (place / ".lock").stat().st_mode & 0o777 == 0o600
+
+
 def test_make_install_refuses_a_place_that_a_package_has(tmp_path: Path) -> None:
     (tmp_path / "usr/lib/hami-hpc").mkdir(parents=True)
     (tmp_path / "usr/lib/hami-hpc/packaged").write_text("hami-hpc-common 0.1.0\n")
