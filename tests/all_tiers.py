@@ -24,8 +24,7 @@ HERE = Path(__file__).resolve().parent
 CLUSTERS = 4
 CLUSTER = "tests/cluster/"
 LONG = (  # a minute and more each, so they begin: a long file that begins last leaves the other workers idle
-    *(f"{CLUSTER}test_{name}.py" for name in ("qos", "quota", "several_slices", "suspend_live", "oversold")),
-    *(f"{CLUSTER}test_{name}.py" for name in ("several_nodes", "mps_live", "takeover_modes")),
+    *(f"{CLUSTER}{name}.py" for name in ("test_qos", "test_oversold", "test_several_slices", "test_several_nodes")),
     *(f"tests/unit/{name}.py" for name in ("test_fault_points", "test_neighbours", "test_crash")),
     *("tests/unit/test_accounting/test_oracle.py", "tests/native/test_time_model.py", "tests/unit/test_lua_fuzz.py"),
     *("tests/native/test_time_study.py", "tests/unit/test_gpu_jobs_crash.py", "tests/unit/test_install.py"),
