@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import arbitration as a
 import fitting
+import using
 
 US, MS, S = 1000, 1_000_000, 1_000_000_000
 FOREVER = a.FOREVER
@@ -110,7 +111,7 @@ class Keeper:
         self.fitted, self.fit_used, self.fit_held_back = 0, 0, False
         self.fit_samples: list[tuple[int, bool]] = []
         self.cap = tenant.terms.cap()
-        self.use = a.Use(0)
+        self.use = using.Use(0)
         self.samples: list[tuple[int, bool]] = []
         self.told = 0
         self.shut = False
@@ -208,12 +209,12 @@ class Keeper:
     def _costs(self, since: int, now: int, used: int) -> int:
         """Returns what it cost others, who give way, that it was on the engine, ns."""
         theirs = (left - came for who, came, left in self.stays[self.costed :] if who != self.tenant.number)
-        others = sum(map(a.use_of_stay, theirs))
+        others = sum(map(using.of_stay, theirs))
         self.costed = len(self.stays)
         paused = self.pause_ns if self.arrived and self.open else 0
         self.pause_ns -= paused
         on, own = self.use.there_ns, self.tenant.slice_ns
-        return a.use_costs(len(self.arrived), used, others, now - since, on_ns=on, paused_ns=paused, slice_ns=own)
+        return using.costs(len(self.arrived), used, others, now - since, on_ns=on, paused_ns=paused, slice_ns=own)
 
     def _spend(self, since: int, now: int, used: int) -> None:
         """Takes what was used from the budget."""
@@ -245,7 +246,7 @@ class Keeper:
                 self.between.append((left - came, left_over >= fitting.MUCH))
                 continue
             returns += 1
-            cut = own * 3 // 4 <= self.own_stay <= own * 5 // 4 + a.SAVE_NS
+            cut = own * 3 // 4 <= self.own_stay <= own * 5 // 4 + using.SAVE_NS
             met += cut and any(much for _, much in self.between)
             pressed += cut and bool(self.between) and all(much for _, much in self.between)
             tiny_only = (
@@ -259,8 +260,8 @@ class Keeper:
             now_ns=now,
             elapsed_ns=now - self.fitted,
             used_ns=self.fit_used,
-            round_ns=now - self.use.came_ns if self.use.came_ns and tenant.processes == 1 else 0,
-            round_used_ns=self.use.used_ns,
+            begun_ns=now - self.use.came_ns if self.use.came_ns and tenant.processes == 1 else 0,
+            begun_used_ns=self.use.used_ns,
             caps=tenant.terms.others_capped + (self.cap < 100),
             capped=self.cap < 100,
             others_least_percent=tenant.terms.others_least_percent,
@@ -320,7 +321,7 @@ class Keeper:
 
     def _begin(self, now: int) -> None:
         """Measures from here on."""
-        self.use, self.told, self.on, self.samples = a.Use(now), len(self.tenant.switches), True, []
+        self.use, self.told, self.on, self.samples = using.Use(now), len(self.tenant.switches), True, []
 
     def wake(self, now: int) -> None:
         """A launch ends the rest."""

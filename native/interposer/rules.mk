@@ -16,7 +16,7 @@ RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
 REGION_PARTS := $(addprefix interposer/region/,record.c trust.c descriptor.c region.c slots.c glance.c budget.c latency.c) interposer/arbitration/budget.c
-UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,forecast.c level.c mean.c parts.c slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c uuid.c) $(REGION_PARTS)
+UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,forecast.c level.c mean.c parts.c rounds.c slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c uuid.c) $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -isystem $(CUDA_INC) -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
@@ -118,7 +118,7 @@ $(BUILD)/fuzz/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PA
 	@mkdir -p $(@D)
 	clang -std=gnu11 -D_GNU_SOURCE -pthread $(WARN) -O1 -g $(UNIT_FLAGS) -UHAMI_LOCK_PATIENCE_MS \
 		-DHAMI_LOCK_PATIENCE_MS=4 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-		$< $(REGION_PARTS) $(addprefix interposer/arbitration/,level.c mean.c parts.c slice.c terms.c) -o $@
+		$< $(REGION_PARTS) $(addprefix interposer/arbitration/,level.c mean.c parts.c rounds.c slice.c terms.c) -o $@
 fuzz: fuzzers
 	@for f in $(FUZZ); do $$f -seed=1 -max_total_time=$(FUZZ_SECONDS) -max_len=512 -timeout=10 -artifact_prefix=$(BUILD)/fuzz/ \
 		2>$$f.log || { tail -n 40 $$f.log; exit 1; }; tail -n 1 $$f.log; done

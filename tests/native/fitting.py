@@ -30,7 +30,7 @@ class _Slice(ctypes.Structure):
             for name in ("used", "others", "worked", "unused", "tiny", "returns", "met", "thrashed", "wants")
         ),
         ("doublings", ctypes.c_uint32),
-        *((name, ctypes.c_int64) for name in ("yielded", "longer", "begun", "begun_used")),
+        *((name, ctypes.c_int64) for name in ("yielded", "longer", "left", "left_used")),
         *((name, ctypes.c_int64) for name in ("missed", "wary", "wary_length", "trusts")),
         ("returns_trying", ctypes.c_uint32),
         ("pressed_trying", ctypes.c_uint32),
@@ -44,8 +44,8 @@ class _Seen(ctypes.Structure):
         ("now", ctypes.c_int64),
         ("elapsed", ctypes.c_int64),
         ("used", ctypes.c_int64),
-        ("round", ctypes.c_int64),
-        ("round_used", ctypes.c_int64),
+        ("begun", ctypes.c_int64),
+        ("begun_used", ctypes.c_int64),
         ("caps", ctypes.c_uint32),
         ("capped", ctypes.c_bool),
         ("others_least_percent", ctypes.c_uint32),
@@ -100,8 +100,8 @@ class Seen:
     now_ns: int
     elapsed_ns: int
     used_ns: int = 0
-    round_ns: int = 0
-    round_used_ns: int = 0
+    begun_ns: int = 0
+    begun_used_ns: int = 0
     caps: int = 0
     capped: bool = False
     others_least_percent: int = 0

@@ -5,11 +5,10 @@
 
 #define SECOND 1000000000ll
 #define TELLS_NS (SECOND / 10) /* what was used in less than this tells nothing */
-/* Of the share: from the first on levels are added, below the second taken; one for so much, and one more. */
+/* Of the share: from the first on levels are added, below the second taken; one, and one more for each third. */
 #define ENOUGH_PERMILLE 1000
 #define TOO_LITTLE_PERMILLE 990
-#define PERMILLE_PER_LEVEL_SHORTER 70
-#define PERMILLE_PER_LEVEL_LONGER 70
+#define PERMILLE_PER_LEVEL 70 /* about as much as one level moves what a tenant has */
 /* Longer ones take nothing from its own share, so more levels at once. */
 #define LONGER_AT_ONCE HAMI_LEVELS_OF_A_HALF
 
@@ -35,9 +34,9 @@ static void move(struct hami_level *level, int64_t by)
 }
 
 /* Returns by how many levels to go on, at most `most`, for a use that is so far from what it is to be. */
-static int64_t levels(int64_t permille, int64_t per_level, int64_t most)
+static int64_t levels(int64_t permille, int64_t most)
 {
-	const int64_t wanted = 1 + permille / per_level;
+	const int64_t wanted = 1 + permille / PERMILLE_PER_LEVEL;
 	return wanted < most ? wanted : most;
 }
 
@@ -48,13 +47,11 @@ void hami_level_fit(struct hami_level *level, int64_t share, bool may_shorten, b
 	const int64_t a_second = level->used * (SECOND / 1000) / (level->since / 1000);
 	const int64_t permille = a_second / (share / 1000 + 1);
 	if (may_shorten && permille >= ENOUGH_PERMILLE)
-		move(level,
-		     levels(permille - ENOUGH_PERMILLE, PERMILLE_PER_LEVEL_SHORTER, HAMI_LEVELS_AT_ONCE));
+		move(level, levels(permille - ENOUGH_PERMILLE, HAMI_LEVELS_AT_ONCE));
 	else if (served)
 		move(level, -LONGER_AT_ONCE);
 	else if (permille < TOO_LITTLE_PERMILLE)
-		move(level,
-		     -levels(TOO_LITTLE_PERMILLE - permille, PERMILLE_PER_LEVEL_LONGER, LONGER_AT_ONCE));
+		move(level, -levels(TOO_LITTLE_PERMILLE - permille, LONGER_AT_ONCE));
 }
 
 uint32_t hami_level_us(uint32_t level, uint32_t longest_us)

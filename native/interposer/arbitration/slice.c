@@ -35,7 +35,6 @@
  * if that was not long ago.
  */
 #define MISSED_NS_MOST (SECOND / 10)
-#define ROUND_NS_MOST (SECOND / 10) /* nobody else takes turns where one lasts for longer */
 #define WARY_NS SECOND
 #define WARY_NS_MOST (8 * SECOND)
 
@@ -46,11 +45,11 @@ static int64_t per_second(int64_t amount, int64_t elapsed)
 }
 
 /* Returns what was used: its share at least, where its budget held it back. */
-static int64_t share_used(const struct hami_seen *seen, int64_t elapsed, int64_t share)
+static int64_t share_used(struct hami_span span, bool held_back, int64_t share)
 {
-	const int64_t used = hami_sensible(seen->used < elapsed ? seen->used : elapsed);
-	const int64_t of_share = elapsed / 1000 * (share / 1000) / (SECOND / 1000000);
-	return seen->held_back && used < of_share ? of_share : used;
+	const int64_t used = hami_sensible(span.used < span.elapsed ? span.used : span.elapsed);
+	const int64_t of_share = span.elapsed / 1000 * (share / 1000) / (SECOND / 1000000);
+	return held_back && used < of_share ? of_share : used;
 }
 
 /* Returns how much of `elapsed` is enough: a percentage of the share, or `less` than it, whichever is more; ns. */
@@ -99,8 +98,7 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later)
 {
 	seen->now = later->now;
 	seen->elapsed += later->elapsed;
-	seen->round = later->round;
-	seen->round_used = later->round_used;
+	seen->begun = later->begun;
 	seen->caps = later->caps;
 	seen->capped = later->capped;
 	seen->others_least_percent = later->others_least_percent;
@@ -171,36 +169,15 @@ static void distrust(struct hami_slice *slice)
 	slice->trusts = 0;
 }
 
-static int64_t least(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
-/*
- * Returns what was seen of whole rounds, of which a tenant has its share: of a part of one it has all or nothing. So the
- * round that is not over counts in the next step. A cap's own pauses end its rounds, wherever they are.
- */
-static struct hami_seen whole_rounds(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed)
-{
-	struct hami_seen whole = *seen;
-	const bool known = !seen->capped && seen->round > 0 && seen->round <= ROUND_NS_MOST;
-	const int64_t all = elapsed + slice->begun, used = hami_sensible(seen->used) + slice->begun_used;
-	slice->begun = known ? least(seen->round, all) : 0;
-	slice->begun_used = known ? least(hami_sensible(seen->round_used), used) : 0;
-	whole.elapsed = all - slice->begun;
-	whole.used = used - slice->begun_used;
-	return whole;
-}
-
 /* Returns whether yielding, or short timeslices, keep too much of its share from the tenant. */
-static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64_t share)
+static bool misses(struct hami_slice *slice, struct hami_span span, int64_t share)
 {
-	const int64_t wanted = enough_of(share, FIT_PERCENT, FIT_LESS, seen->elapsed);
+	const int64_t wanted = enough_of(share, FIT_PERCENT, FIT_LESS, span.elapsed);
 	if (slice->mode == HAMI_SLICE_TRIES)
 		return false; /* a whole try could cost more than that */
 	if (slice->mode == HAMI_SLICE_SHARES && !slice->level.now)
 		slice->missed = 0;
-	slice->missed = hami_sensible(slice->missed + wanted - hami_sensible(seen->used));
+	slice->missed = hami_sensible(slice->missed + wanted - hami_sensible(span.used));
 	/* Where tenants hinder each other they have no better choice. */
 	return !(slice->mode == HAMI_SLICE_YIELDS && slice->thrashes) &&
 	       slice->missed / 100 > MISSED_NS_MOST / 100 * (share / 1000) / (SECOND / 1000);
@@ -313,10 +290,13 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 	slice->trusts =
 		slice->wary || slice->trusts >= WARY_NS_MOST ? slice->trusts : slice->trusts + elapsed;
 	slice->wary = slice->wary > elapsed ? slice->wary - elapsed : 0;
-	const struct hami_seen whole = whole_rounds(slice, seen, elapsed);
-	hami_level_tell(&slice->level, level_of(slice), share_used(&whole, whole.elapsed, share),
+	const struct hami_span step = {elapsed, seen->used};
+	/* A cap's own pauses end its rounds, wherever they are. */
+	const struct hami_span begun = seen->capped ? (struct hami_span){0} : seen->begun;
+	const struct hami_span whole = hami_rounds_whole(&slice->rounds, step, begun);
+	hami_level_tell(&slice->level, level_of(slice), share_used(whole, seen->held_back, share),
 			whole.elapsed);
-	if (misses(slice, &whole, share))
+	if (misses(slice, whole, share))
 		distrust(slice);
 	else if (slice->mode == HAMI_SLICE_SHARES)
 		share_on(slice, seen, share, longest_us);
@@ -325,7 +305,7 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 	else if (slice->mode == HAMI_SLICE_TRIES)
 		try_on(slice, seen);
 	else if (!in_try(seen->now, slice->thrashes ? 0 : slice->doublings) || slice->yielded <= HAMI_TRY_NS)
-		fit_turn(slice, share_used(seen, elapsed, share), elapsed, share);
+		fit_turn(slice, share_used(step, seen->held_back, share), elapsed, share);
 	else if (slice->thrashes)
 		slice->mode = HAMI_SLICE_SHARES;
 	else

@@ -32,6 +32,7 @@
 #include <stdint.h>
 
 #include "arbitration/level.h"
+#include "arbitration/rounds.h"
 
 /* In a stay of up to this most is the change of tenant. */
 #define HAMI_STAY_NS_THRASH 300000
@@ -72,7 +73,7 @@ struct hami_seen {
 	int64_t now; /* of the clock that all tenants share */
 	int64_t elapsed;
 	int64_t used;                  /* by all processes of the job */
-	int64_t round, round_used;     /* since it last came to the engine after others; 0: it is not known */
+	struct hami_span begun;        /* the round that is not over; 0: it is not known */
 	uint32_t caps;                 /* tenants with a cap, this one too */
 	bool capped;                   /* it has a cap */
 	uint32_t others_least_percent; /* fewest cores of another tenant */
@@ -97,11 +98,10 @@ struct hami_slice {
 	struct hami_level level;
 	/* Averages: ns a second, thousandths a second, and permille. */
 	int64_t used, others, worked, unused, tiny, returns, met, thrashed, wants;
-	uint32_t doublings;  /* of the time between two tries */
-	int64_t yielded;     /* for so long */
-	int64_t longer;      /* by so much its turn is, while it yields */
-	int64_t begun;       /* how much of the round that was not over the last step left out */
-	int64_t begun_used;  /* and of what was used */
+	uint32_t doublings; /* of the time between two tries */
+	int64_t yielded;    /* for so long */
+	int64_t longer;     /* by so much its turn is, while it yields */
+	struct hami_rounds rounds;
 	int64_t missed;      /* of its share, since it yields or tries to */
 	int64_t wary;        /* for so long it yields to nobody */
 	int64_t wary_length; /* for how long it was the last time */

@@ -119,7 +119,7 @@ void hami_fitting_count(struct hami_fitting *f, struct hami_terms *terms, const 
 	f->job_used = used;
 	f->server_used = 0;
 	if (terms->of_server || hami_region_processes(f->region) > 1)
-		f->seen.round = 0; /* rounds of a process are none of the job's */
+		f->seen.begun = (struct hami_span){0}; /* rounds of a process are none of the job's */
 	learn_greed(f, terms, seen->now, job_cores);
 	const uint32_t mode = f->slice.mode;
 	if (!hami_terms_others_timeslice_us(terms))

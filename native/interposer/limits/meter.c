@@ -240,8 +240,8 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 		m->use.saves = m->told;
 		seen->used = hami_use_count(&m->use, list, length, m->samples, m->sample_count, now);
 	}
-	seen->round = m->use.came ? now - m->use.came : 0;
-	seen->round_used = m->use.used;
+	seen->begun =
+		m->use.came ? (struct hami_span){now - m->use.came, m->use.used} : (struct hami_span){0};
 	presence->on = m->use.there;
 	presence->used = seen->used;
 	presence->others = seen->stays.got;

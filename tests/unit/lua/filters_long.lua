@@ -22,7 +22,7 @@ local function grows_linearly(what, act)
 		local linear, spent
 		for _ = 1, 5 do
 			spent = seconds_for(act, shape, 256 * KIB)
-			linear = spent <= 0.03 or spent <= 20 and spent <= 12 * seconds_for(act, shape, 64 * KIB)
+			linear = spent <= 0.1 / 16 or spent <= 20 and spent <= 12 * seconds_for(act, shape, 64 * KIB)
 			if linear or spent > 20 then
 				break
 			end
